@@ -133,22 +133,22 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, Communica
     start = check_start(run, wanted, lambda: take_initial(found, parameters))
     training, evaluation, messages = features(texts, config, found, run.checkpoint.ckpt_dir)
     inputs = FinetuningInputs(
-        training,
-        evaluation,
         found.tokenizer.vocabulary,
         found.vocab_size,
         config.max_length,
-        options.epochs,
         start,
         messages,
-        DATA_OPTIONS,
-        FILES if evaluation else (),
         About(
             texts.name,
             None if options.num_steps or options.only_predict else options.epochs,
             HEADLINE,
             is_result=True,
+            data_options=DATA_OPTIONS,
+            evaluation_options=FILES if evaluation else (),
         ),
+        training,
+        evaluation,
+        options.epochs,
     )
     return Part(run, inputs), texts.labelling, backend, communication_config(options)
 

@@ -191,6 +191,8 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
             epochs=None if options.num_steps or options.only_predict else options.epochs,
             main_score="f1",
             is_result=True,
+            data_options=DATA_OPTIONS,
+            evaluation_options=("dev_file", "predict_file") if inputs.evaluation else (),
         ),
     )
     return Part(config, inputs), backend, communication_config(options)
@@ -264,15 +266,12 @@ def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInpu
         windows = make_windows(asked, found.tokenizer, squad.windows)
         evaluation = EvaluationWindows(Asked(asked, windows), scoring, tuning)
     return FinetuningInputs(
-        training,
-        evaluation,
         found.tokenizer.vocabulary,
         found.vocab_size,
         squad.windows.max_seq_length,
-        epochs=1.0,
         messages=tuple(messages),
-        data_options=DATA_OPTIONS,
-        evaluation_options=("dev_file", "predict_file") if evaluated else (),
+        training=training,
+        evaluation=evaluation,
     )
 
 

@@ -39,7 +39,8 @@ from bert.memory import FUSED, Batch
 from lamb_paper import default_max_predictions
 from training.entry import exit_code
 from training.pipeline.options import GPIPE, ONE_F_ONE_B, PipelineConfig
-from training.pipeline.shares import bubble, run_split, slowest_share
+from training.pipeline.schedule import bubble
+from training.pipeline.work import evenness, run_split
 
 TIME_LIMIT = 600.0  # seconds for one launch
 LENGTH = 128
@@ -152,8 +153,8 @@ def ideal(launch: Launch, work: Work) -> float:
     """Throughput of a pipeline over that of as many ranks, as far as the bubble and the split go."""
     batch = Batch(work.rows, LENGTH, default_max_predictions(LENGTH))
     config = PipelineConfig(launch.stages)
-    split, costs = run_split(config, named_config(work.model), VOCABULARY, batch, FUSED)
-    return (1 - bubble(launch.stages, launch.accumulate)) * slowest_share(split, costs)
+    split, costs = run_split(config.split, config.stages, named_config(work.model), VOCABULARY, batch, FUSED)
+    return (1 - bubble(launch.stages, launch.accumulate)) * evenness(split, costs)
 
 
 def speed_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from typing import Any, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
@@ -84,7 +86,7 @@ class StageNetwork(Protocol):
     def __call__(self, *inputs: Any) -> Any: ...
 
 
-class Task(Protocol):
+class Task(ABC):
     """One thing that a network is trained for. Training and evaluation know a task by this alone.
 
     A batch is a named tuple of arrays, among them `input_ids` (B, L) and `valid_lengths` (B,). The network
@@ -98,23 +100,19 @@ class Task(Protocol):
         sums: names of the network's second output.
         denominators: names of the numbers that sums are divided by.
         judged: a sum and its denominator: the loss whose standard error is kept.
+        shown: the figures of a line for people, each with its format; the judged loss among them.
+        short: the judged loss beside a progress bar.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    heads: Sequence[str] = ()
+    sums: Sequence[str]
+    denominators: Sequence[str]
+    judged: tuple[str, str]
+    shown: Mapping[str, str]
+    short = "loss"
 
-    @property
-    def heads(self) -> Sequence[str]: ...
-
-    @property
-    def sums(self) -> Sequence[str]: ...
-
-    @property
-    def denominators(self) -> Sequence[str]: ...
-
-    @property
-    def judged(self) -> tuple[str, str]: ...
-
+    @abstractmethod
     def network(self, bert: Any, config: BertConfig, dtype: str, dropout: float, operators: str) -> Any:
         """The hybridized heads and losses above `bert`, a BERT of this configuration, on "fused" or "mxnet"
         operators.
@@ -123,36 +121,58 @@ class Task(Protocol):
         there are parameters above `bert`, `head`: an initialized block with them.
         """
 
+    @abstractmethod
     def inputs(self, batch: Any, device: Any) -> list[Any]:
         """A batch's arrays on the device, in the order of the network's inputs before the factors."""
 
+    @abstractmethod
     def count(self, batches: Sequence[Any]) -> tuple[float, ...]:
         """The denominators of these batches together, in their order: the divisors of a step's losses. The
         network's last inputs are the loss scale over each of them, as a mean over the ranks and over 1 where
         it is 0, so that micro-batches add up to the gradient of one large batch."""
 
+    @abstractmethod
     def flops(self, batch: Any, size: Size, operators: str) -> int:
         """Floating-point operations of a forward pass over a batch, as bert.flops counts them."""
 
+    @abstractmethod
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         """Means over an interval, from totals of sums and denominators by name; in the metrics' order."""
 
-    def line(self, figures: Figures, prefix: str = "") -> str:
-        """The figures for people, such as "mlm_loss 7.552  mlm_acc 3.5%"; their names begin with `prefix`."""
-
-    def short_line(self, figures: Figures) -> str:
-        """The one figure beside a progress bar."""
-
+    @abstractmethod
     def panels(self, floors: Floors) -> Sequence[Panel]:
         """Plots of the figures."""
 
+    def line(self, figures: Figures, prefix: str = "") -> str:
+        """Those of the figures that there are, for people, such as "mlm_loss 7.552  mlm_acc 3.5%"; their
+        names begin with `prefix`."""
+        found = [(name, figures.get(prefix + name), form) for name, form in self.shown.items()]
+        return "  ".join(f"{name} {format(value, form)}" for name, value, form in found if value is not None)
+
     def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
-        """The closing sentences of a run that ended at `step`, from all lines of its metrics."""
+        """The closing sentences of a run that ended at `step`, from all lines of its metrics: the first and
+        the last loss, and the scores of an evaluation after the last step."""
+        loss, form = self.judged[0], self.shown[self.judged[0]]
+        training = [each for each in metrics if each.get(loss) is not None]
+        evaluations = [each for each in metrics if "eval_sequences" in each and each["step"] == step]
+        lines = []
+        if training:
+            first, last = ((f"{each[loss]:{form}}", each["step"]) for each in (training[0], training[-1]))
+            lines.append(f"loss {first[0]} at step {first[1]} -> {last[0]} at step {last[1]}")
+        scores = self.line(evaluations[-1], "eval_") if evaluations else ""
+        return [*lines, f"scores: {scores}"] if scores else lines
 
 
-class DividedTask(Task, Protocol):
+def ratio(total: float, count: float) -> float | None:
+    """A mean; None where there is nothing to divide by, and for what is not finite."""
+    found = total / count if count else math.nan
+    return found if math.isfinite(found) else None
+
+
+class DividedTask(Task):
     """A task whose network may be divided over stages of a pipeline."""
 
+    @abstractmethod
     def stage(self, bert: Any, part: Any, dtype: str, dropout: float, operators: str) -> StageNetwork:
         """The stage of the network that holds a bert.part.ModelPart of `bert`. All stages together compute
         what `network` does; the last one has its outputs."""

@@ -36,11 +36,10 @@ from training.checkpoint import load_step, save
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler
 from training.pipeline.options import PipelineConfig
-from training.pipeline.parameters import begin_stages, restore_stages
-from training.pipeline.placement import place_of, replica_groups
+from training.pipeline.placement import coordinates_of, replica_groups
 from training.pipeline.ranks import Ranks
-from training.pipeline.saving import check_tied, gather
 from training.pipeline.split import make_split
+from training.pipeline.state import begin_stages, check_tied, gather, restore_stages
 from training.pipeline.step import PipelineStep
 from training.saving import Saver
 from training.start.restoring import live_arrays, restore_parameters, restore_states
@@ -161,9 +160,9 @@ class Runner:
         begin_stages(start, network, ranks, SEED, STDEV)
         optimizer = new_optimizer(network, case)
         restore_stages(start, network, optimizer, ranks)
-        if case.damage == LOOSE and ranks.place.last:
+        if case.damage == LOOSE and ranks.coordinates.last:
             trained(network)["word_embed.0.weight"].data()[3, 1] += 1e-6
-        place = ranks.place
+        place = ranks.coordinates
         settings = StepSettings(
             case.accumulate,
             CLIP_NORM,
@@ -229,11 +228,11 @@ class Runner:
         return seen
 
     def placed(self, case: Case) -> Ranks:
-        """Every rank in its place, as if there were two hosts where the ranks divide."""
+        """All ranks and their coordinates, as if there were two hosts where the ranks divide."""
         size = self.world.size
         hosts = [size // 2] * 2 if size % 2 == 0 else [size]
         replicas = replica_groups(hosts, case.stages, case.placement)
-        place = place_of(self.world.rank, hosts, case.stages, case.placement)
+        place = coordinates_of(self.world.rank, hosts, case.stages, case.placement)
         assert place.data_size == case.replicas
         config = PipelineConfig(case.stages, case.placement, case.schedule)
         group = self.world.groups(list(zip(*replicas)))

@@ -351,7 +351,7 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
         def __init__(self, rank: int, size: int):
             self.rank, self.size = rank, size
 
-    from training.report import SilentReporter
+    from training.report import Reporter
 
     taken = []
     for ranks, processes, size in ((1, 1, 8), (2, 2, 4), (1, 2, 4), (3, 2, 4), (4, 2, 4)):
@@ -360,7 +360,7 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
             part, *_ = finetune_squad.prepare(squad(data, tmp_path, batch_size=size, num_data_workers=0))
             config = replace(part.config, batch=replace(part.config.batch, processes=processes))
             plan = part.inputs.plan(config, processes)
-            feed = part.inputs.open_training(config, plan, 3, Rank(rank, ranks), SilentReporter())
+            feed = part.inputs.open_training(config, plan, 3, Rank(rank, ranks), Reporter())
             assert feed.micro_batches == max(1, processes // ranks)
             feed.seek(0)
             for step in steps:
@@ -371,4 +371,4 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
         taken.append([sorted(step) for step in steps])
     assert all(each == taken[0] for each in taken)
     with pytest.raises(InputError, match="8 examples, too few for 9 processes"):
-        part.inputs.open_training(config, plan, 3, Rank(0, 9), SilentReporter())
+        part.inputs.open_training(config, plan, 3, Rank(0, 9), Reporter())

@@ -12,7 +12,7 @@ budget              hours instead of steps
 deadline            the end of a run's time on its machine
 plan                steps, learning rate and warmup: given, or the paper's
 feed                micro-batches of this rank
-run_inputs          what a run reads: its data, plan and feeds, by an interface
+run_inputs          inputs of a run: its data, plan and feeds, as a base class
 inputs              pretraining's, checked before MXNet is imported
 finetuning/         fine-tuning's, with its options and its plan
 estimate            memory of a run, compared with what is there
@@ -36,8 +36,7 @@ utilisation         operations done, of those that the devices could do
 events              figures as TensorBoard's events
 report              progress, metrics.jsonl, plot, closing lines
 results/            results.json, and many runs with one option different
-checkpoint_facts    entries of a manifest, checked
-states_file         optimizer states in a file, checked before they are believed
+states_file         optimizer states in a file, written, and checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite

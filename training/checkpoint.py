@@ -21,35 +21,42 @@ import os
 import platform
 import re
 import sys
-import zipfile
 from dataclasses import dataclass
 from typing import IO, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from base.command_line import MOST
 from base.errors import InputError, TrainingError
 from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
+from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
-from bert.weights.tensors import to_numpy
-from training.checkpoint_facts import check_facts
-from training.states_file import check_states, open_states
+from training.states_file import check_states, open_states, write_states
 
 FORMAT = 1
 _BLOCK = 1 << 20  # bytes written at once
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
 _ASIDE = ".aside"  # an empty file beside a checkpoint that is whole and from which no step could be taken
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
+_MOST_BYTES = 1 << 50  # of a file
+_MOST_TOKENS = 1 << 24  # of a vocabulary
+_MOST_SEED = 1 << 64
+_MOST_POSITION = 1 << 52  # a million epochs: an epoch's number stands above 32 bits (PretrainingBatches)
+_MOST_SECONDS = 1e12
+_HEXADECIMAL = set("0123456789abcdef")
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
 _TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json|\.aside)\.tmp-[-0-9a-f]+")
 # The same of a run's other files, with the process: this one may be writing them beside a checkpoint.
 _TEMPORARY_BESIDE = re.compile(r"(loss\.png|metrics\.jsonl)\.tmp-(\d+)-[0-9a-f]+")
 
+Check = Callable[[Any], bool]
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. `manifest` and `states_path` are None for a bare .params file."""
+    """A checkpoint on disk. `manifest` and `states_path` are None for a .params file alone."""
 
     step: int
     params_path: str
@@ -58,7 +65,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def open_states(self) -> Iterator[Mapping[str, np.ndarray]]:
-        """The optimizer states by name, each loaded when it is asked for. ValueError for a bare .params file.
+        """The optimizer states by name, each loaded when asked for. ValueError for a .params file alone.
 
         Raises:
             InputError: the file is not an archive of plain arrays; nothing is ever unpickled.
@@ -108,7 +115,7 @@ def save(
             params_file = _Summed(stack.enter_context(replacing(_path(ckpt_dir, step, PARAMS))))
             states_file = _Summed(stack.enter_context(replacing(_path(ckpt_dir, step, STATES))))
             write_params(params_file, parameters)
-            _write_states(states_file, states)
+            write_states(states_file, states)
             manifest["files"] = {PARAMS: params_file.sync(), STATES: states_file.sync()}
             complete = {**manifest, "sha256": _checksum(manifest)}
             manifest_file.write(json.dumps(complete, indent=1, sort_keys=True).encode() + b"\n")
@@ -306,21 +313,6 @@ class _Summed:
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
 
-def _write_states(file: _Summed, states: Mapping[str, Any]) -> None:
-    """An uncompressed .npz, array by array (np.savez would need all of them in memory at once)."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:  # type: ignore[call-overload]
-        for name, source in states.items():
-            array = np.asarray(to_numpy(source), order="C")
-            if array.dtype.hasobject:
-                raise ValueError(f"{name}: objects cannot be saved")
-            # ZipInfo's constant date makes equal states equal files.
-            with archive.open(zipfile.ZipInfo(name + ".npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
-                elements = array.reshape(-1).view(np.uint8).data
-                for start in range(0, len(elements), _BLOCK):
-                    entry.write(elements[start : start + _BLOCK])
-
-
 def _manifest(step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     """All entries but `files` and `sha256`, in the form in which JSON gives them back."""
     own = {
@@ -364,3 +356,93 @@ def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
             for extension in (MANIFEST, STATES, PARAMS):
                 os.remove(_path(ckpt_dir, old, extension))
             os.remove(_path(ckpt_dir, old, _ASIDE))
+
+
+def check_facts(manifest: Mapping[str, Any], source: str, files: Sequence[str]) -> None:
+    """Checks types and ranges of a manifest's entries: a checksum says that nothing was changed by accident,
+    not that a run can go on with it. Entries that are not there are not missed: older versions wrote fewer,
+    and who needs one says so.
+
+    Args:
+        source: the manifest, for the beginning of messages.
+        files: extensions of the files that it must describe.
+
+    Raises:
+        InputError: naming the entry.
+    """
+    for name, (check, wanted) in _ENTRIES.items():
+        if name in manifest and not check(manifest[name]):
+            raise InputError(f"{source} is damaged: {name} is not {wanted}")
+    described = manifest.get("files")
+    if not isinstance(described, dict) or set(described) != set(files):
+        raise InputError(f"{source} is damaged: it does not describe the files {', '.join(files)}")
+    for name, entry in described.items():
+        size, checksum = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        if not (_whole(0, _MOST_BYTES)(size) and _is_checksum(checksum)):
+            raise InputError(f"{source} is damaged: it describes {name} by no size and sha256")
+    if "begun" in manifest and manifest["begun"] > manifest["step"]:
+        raise InputError(f"{source} is damaged: its schedule begins after its step")
+    if manifest.get("bert") is not None:
+        recorded_config(manifest, source)
+
+
+def _whole(least: int, most: int) -> Check:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _number(least: float, most: float) -> Check:
+    # A NaN is in no range; a whole number of any size is compared as it is.
+    return lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    )
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _is_checksum(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= _HEXADECIMAL
+
+
+def _options(value: Any) -> bool:
+    """Whether it holds options by name; of their values those are checked with which a run computes."""
+    if not isinstance(value, dict):
+        return False
+    whole = _whole(1, MOST)
+    # Fine-tuning may have no interval: it saves at the end alone.
+    interval = value.get("ckpt_interval")
+    return (interval is None or whole(interval)) and ("accumulate" not in value or whole(value["accumulate"]))
+
+
+def _is(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
+
+
+# Name: what it must be, in code and in words.
+_ENTRIES: dict[str, tuple[Check, str]] = {
+    "step": (_whole(0, MOST), "a whole number of steps"),
+    "versions": (_is(dict), "an object"),
+    "model": (_is(str), "a name"),
+    "bert": (_or_none(_is(dict)), "an object"),
+    "vocab_size": (_whole(1, _MOST_TOKENS), "a number of tokens"),
+    "vocab_sha256": (_or_none(_is_checksum), "a sha256"),
+    "vocabulary": (_or_none(_is(dict)), "an object"),
+    "stage": (_or_none(_whole(1, 2)), "1, 2 or null"),
+    "begun": (_whole(0, MOST), "a whole number of steps"),
+    "num_steps": (_or_none(_whole(1, MOST)), "a whole number of steps"),
+    "ended": (_is(bool), "true or false"),
+    "world_size": (_whole(1, MOST), "a number of processes"),
+    "processes": (_whole(1, MOST), "a number of processes"),
+    "options": (_options, "an object with options that a run can have"),
+    "scaler": (_is(dict), "an object"),
+    "skips": (_is(dict), "an object"),
+    "seed": (_whole(0, _MOST_SEED), "a seed"),
+    "blocks": (
+        _whole(0, _MOST_POSITION),
+        f"a position in the data, at most 2^{_MOST_POSITION.bit_length() - 1}",
+    ),
+    "ckpt_interval": (_whole(1, MOST), "a whole number of steps"),
+    "training_s": (_number(0, _MOST_SECONDS), "a number of seconds"),
+    "wall_s": (_or_none(_number(0, _MOST_SECONDS)), "a number of seconds"),
+}

@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from base.command_line import not_negative, positive
 from base.errors import RUN_AGAIN, InputError
@@ -105,16 +105,41 @@ class Deadline:
     Args:
         end: as `end_of_time`; None where there is no limit, and on ranks but 0.
         save_bytes: of a checkpoint.
+        newest_save: says how many seconds the newest save has taken; 0 before the first.
     """
 
-    def __init__(self, end: float | None, save_bytes: float, now: Callable[[], float] = time.time):
-        self._end, self._now = end, now
+    def __init__(
+        self,
+        end: float | None,
+        save_bytes: float,
+        newest_save: Callable[[], float] = lambda: 0.0,
+        now: Callable[[], float] = time.time,
+    ):
+        self.in_time = True  # whether there is time for another step; the same on every rank
+        self._end, self._newest_save, self._now = end, newest_save, now
+        self._step_begun, self._step_saves, self._noted = 0.0, False, 0.0
         self._latest: dict[str, deque[float]] = {what: deque(maxlen=_REMEMBERED) for what in KINDS}
         self._first_save = save_bytes / FIRST_SAVE_RATE
 
     def took(self, what: str, seconds: float) -> None:
         """Notes how long one of KINDS has taken."""
         self._latest[what].append(seconds)
+
+    def begin(self, saves: bool) -> None:
+        """Notes that a step begins. `saves`: as for `allows`."""
+        self._step_begun, self._step_saves = time.monotonic(), saves
+
+    def flags(self) -> list[bool]:
+        """Whether this rank has time for another step (training.step.Decision)."""
+        if self._newest_save() != self._noted:
+            self._noted = self._newest_save()
+            self.took(SAVE, self._noted)
+        self.took(STEP, time.monotonic() - self._step_begun)
+        return [self.allows(self._step_saves)]
+
+    def take(self, agreed: Sequence[bool]) -> None:
+        """Takes the answer of all ranks."""
+        (self.in_time,) = agreed
 
     def allows(self, saves: bool) -> bool:
         """Whether there is time to go on after this step: for one more, and saving. `saves`: whether this

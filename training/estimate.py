@@ -16,15 +16,15 @@ from base import machine
 from base.errors import InputError
 from base.launchers import BYTEPS, LOCAL, announced_sizes, launched_rank, local_size, number_in
 from base.memory import Available, available_memory
-from base.tables import Table, terminal
-from bert.configuration import OPERATORS_LIBRARY
+from base.quantities import digits, percent
+from base.tables import Row, Table, terminal
+from bert.configuration import OPERATORS_LIBRARY, BertConfig
 from bert.memory import (
     FLOAT32,
     FUSED,
     MOMENT_BYTES,
     MXNET,
     TILES,
-    WHOLE,
     Batch,
     activation_bytes,
     gradient_bytes_in_flight,
@@ -32,8 +32,9 @@ from bert.memory import (
     parameter_count,
 )
 from lamb_paper import default_max_predictions
-from training.pipeline.shares import ends_of, micro_batches_kept, run_split, stage_parameters, stage_table
+from training.pipeline.schedule import bubble, micro_batches_kept
 from training.pipeline.split import Costs, Split
+from training.pipeline.work import ends_of, evenness, parts_of_work, run_split, stage_parameters
 from training.run_inputs import Part
 from training.saving import copied_bytes
 
@@ -150,9 +151,8 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     on_host = sum(sizes) * (world // stages) if here == world else here * max(sizes)
     table = None
     if stages > 1:
-        split, costs = _split(part, shape)
         bert, micro_batches = config.model.bert, config.batch.accumulate
-        table = stage_table(bert, inputs.vocab_size, split, costs, sizes, micro_batches)
+        table = stage_table(bert, inputs.vocab_size, shape.split, shape.costs, sizes, micro_batches)
     tokens = f"{shape.batch.rows:,} x {shape.batch.length} tokens a {'replica' if stages > 1 else 'process'}"
     model = f"{f'stage {largest} of ' if stages > 1 else ''}{config.model.bert.description}"
     # Rank 0 writes all stages' parameters and states, of which it has a copy.
@@ -165,7 +165,7 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
 
 def split_of(part: Part) -> Split:
     """The layers of each stage of a pipeline."""
-    return _split(part, _shape(part))[0]
+    return _shape(part).split
 
 
 def stages_of(part: Part, backend: str) -> str:
@@ -175,14 +175,55 @@ def stages_of(part: Part, backend: str) -> str:
     return terminal(table)
 
 
+def stage_table(
+    bert: BertConfig,
+    vocab_size: int,
+    split: Split,
+    costs: Costs,
+    memory: Sequence[int],
+    micro_batches: int,
+) -> Table:
+    """The stages as a table. `memory`: bytes of a process of each stage; `micro_batches`: of a step."""
+    work = parts_of_work(split, costs)
+    rows = []
+    for stage, (begin, end) in enumerate(split.ranges):
+        first, last = ends_of(stage, split.stages)
+        layers = f"{begin} to {end - 1}" if end - begin > 1 else str(begin)
+        layers = f"{'embeddings, ' if first else ''}{layers}{', heads' if last else ''}"
+        cells = [
+            str(stage),
+            layers,
+            str(end - begin),
+            f"{digits(stage_parameters(bert, vocab_size, split, stage) / 1e6)} M",
+            f"{100 * work[stage]:.1f}%",
+            f"{memory[stage] / _MIB:,.0f} MiB",
+        ]
+        rows.append(Row(cells))
+    even = evenness(split, costs)
+    enough = 4 * split.stages
+    share = percent(bubble(split.stages, micro_batches))
+    lost = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''} a step: the bubble is {share}"
+    if micro_batches < enough:
+        lost += f" of the time; with --accumulate {enough} {percent(bubble(split.stages, enough))}"
+    notes = [
+        f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean.",
+        f"{lost}.",
+    ]
+    head = ("stage", "holds", "layers", "parameters", "work", "memory")
+    return Table(f"--pipeline_split {split}", head, rows, names=2, notes=notes)
+
+
 class _Shape(NamedTuple):
-    """A micro-batch, and the numbers and operators that work on it."""
+    """A micro-batch, the numbers and operators that work on it, and the layers of each stage, one without
+    pipelines."""
 
     batch: Batch
     dtype: str
     operators: str
     on_gpu: bool
     pretraining: bool
+    split: Split
+    costs: Costs
 
     @property
     def item(self) -> int:
@@ -205,32 +246,21 @@ def _shape(part: Part) -> _Shape:
     rows = max(1, size // length) if batch.use_avg_len and inputs.trains else size
     tiles = dtype == "bfloat16" and machine.multiplies_bfloat16()
     operators = MXNET if not fused else TILES if tiles else FUSED
-    return _Shape(Batch(rows, length, predictions), dtype, operators, on_gpu, pretraining)
-
-
-def _split(part: Part, shape: _Shape) -> tuple[Split, Costs]:
-    config, inputs = part
-    return run_split(config.pipeline, config.model.bert, inputs.vocab_size, shape.batch, shape.operators)
-
-
-def _count(part: Part, shape: _Shape, stage: int) -> int:
-    """Numbers that a process of a stage holds."""
-    config, inputs = part
-    if config.pipeline.stages == 1:
-        return parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
-    return stage_parameters(config.model.bert, inputs.vocab_size, _split(part, shape)[0], stage)
+    shape, pipeline = Batch(rows, length, predictions), config.pipeline
+    layers = run_split(pipeline.split, pipeline.stages, model.bert, inputs.vocab_size, shape, operators)
+    return _Shape(shape, dtype, operators, on_gpu, pretraining, *layers)
 
 
 def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int]:
     """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use."""
     config, inputs = part
     stages, item, fused = config.pipeline.stages, shape.item, shape.operators != MXNET
-    bert, ends, batch = config.model.bert, WHOLE, shape.batch
+    count = parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
     if stages > 1:
-        bert = replace(bert, layers=_split(part, shape)[0].counts[stage])
-        ends = ends_of(stage, stages)
-        batch = batch._replace(kept=micro_batches_kept(config.pipeline, config.batch.accumulate, stage))
-    count = _count(part, shape, stage)
+        count = stage_parameters(config.model.bert, inputs.vocab_size, shape.split, stage)
+    bert, ends = replace(config.model.bert, layers=shape.split.counts[stage]), ends_of(stage, stages)
+    kept = micro_batches_kept(config.pipeline, config.batch.accumulate, stage)
+    batch = shape.batch._replace(kept=kept)
     parts = {"the process itself": PROCESS, "parameters": count * item}
     if fused:
         parts["parameters as the operators take them"] = packed_bytes(bert, shape.dtype)

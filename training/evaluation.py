@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -13,15 +13,27 @@ from tasks.base import Collector, Task
 from training.metrics import Totals, figures
 
 
+def forward(
+    task: Task, network: Any, batches: Iterable[Any], device: mx.Context
+) -> Iterator[tuple[Any, Sequence[mx.nd.NDArray]]]:
+    """Each batch with the network's outputs for it, without dropout."""
+    network.pack_weights()
+    unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators)
+    for batch in batches:
+        yield batch, network(*task.inputs(batch, device), *unscaled)  # outside record: no dropout
+
+
 def evaluate(
     task: Task,
-    network: Any,
-    batches: Iterable[Any],
+    passes: Iterable[tuple[Any, Sequence[mx.nd.NDArray]]],
     communicator: Communicator,
     device: mx.Context,
     collector: Collector | None = None,
 ) -> dict[str, Any]:
-    """Means over the whole set, whatever share of it this rank has (also none). Every rank calls it.
+    """Means over the whole set, whatever part of it this rank has (also none). Every rank calls it.
+
+    Args:
+        passes: batches with their outputs, as of `forward`.
 
     Returns:
         the task's figures, the standard error of its judged loss (from the spread over batches), the scores
@@ -32,10 +44,7 @@ def evaluate(
     """
     begun = time.monotonic()
     totals = Totals(task, device)
-    network.pack_weights()
-    unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators)
-    for batch in batches:
-        _, sums, *outputs = network(*task.inputs(batch, device), *unscaled)  # outside record: no dropout
+    for batch, (_, sums, *outputs) in passes:
         totals.add([batch], sums)
         if collector is not None:
             collector.add(batch, [output.asnumpy() for output in outputs])

@@ -100,7 +100,7 @@ class FileFeed:
 
 
 class EvaluationFeed:
-    """Each call starts one pass over this rank's share of what is evaluated on. Every pass has the same
+    """Each call starts one pass over this rank's part of what is evaluated on. Every pass has the same
     batches, whatever the seed of the run.
 
     `collector` makes a new collector for a pass; None where the figures say everything. `content`: as a

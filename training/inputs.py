@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping
 
 import numpy as np
 
@@ -44,8 +44,6 @@ from training.start.start import Start
 from training.start.vocabulary import check_room
 
 MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for its matrix units, others to 64
-
-
 # Those that a data position depends on.
 DATA_OPTIONS = (
     "data",
@@ -61,32 +59,21 @@ DATA_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """The data of pretraining, and the parameters that it begins with. See training.run_inputs.RunInputs.
+class Inputs(RunInputs):
+    """The data of pretraining, and the parameters that it begins with.
 
-    `train` is nothing when random tokens (--dummy_data_len) take its place.
+    `train` is nothing where random tokens (--dummy_data_len) stand for it. `vocabulary` is None where it is
+    that of --dataset_name, to be downloaded, or none is needed. `config` has a cache and the sequence length.
     """
 
-    train: DataFiles
-    evaluation: DataFiles
-    vocabulary: Vocabulary | None  # None: the one of --dataset_name, to be downloaded, or none needed
-    vocab_size: int  # rows of the model's word embedding
-    max_seq_length: int
-    config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
-    start: Start = Start()
-    messages: tuple[str, ...] = ()  # warnings for people
-    data_options: ClassVar[Sequence[str]] = DATA_OPTIONS
-    about: ClassVar[About] = About()
+    train: DataFiles = DataFiles(NOTHING)
+    evaluation: DataFiles = DataFiles(NOTHING)
+    config: DataConfig = field(default_factory=DataConfig)
 
     @property
     def trains(self) -> bool:
         """Whether there is something to train on."""
         return bool(self.train.kind or self.config.dummy_data_len)
-
-    @property
-    def evaluation_options(self) -> Sequence[str]:
-        """The option that names what is evaluated on."""
-        return ("data_eval",) if self.evaluation.kind else ()
 
     @property
     def reads_text(self) -> bool:
@@ -128,7 +115,7 @@ class Inputs:
     def open_training(
         self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
     ) -> Feed | None:
-        """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
+        """This rank's part of --data, or random tokens with --dummy_data_len; None without either."""
         batch, length = config.batch, config.data.dummy_data_len
         share = Share(communicator.rank, communicator.size, batch.micro_batches).check()
         if length:
@@ -154,7 +141,7 @@ class Inputs:
         return FileFeed(batches, config.data.num_data_workers, context_free, content)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
-        """This rank's share of --data_eval; None without it."""
+        """This rank's part of --data_eval; None without it."""
         if not self.evaluation.kind:
             return None
         opened = open_source(self, self.evaluation, communicator)
@@ -234,7 +221,16 @@ def check_inputs(config: RunConfig) -> Inputs:
         cache_dir=data.cache_dir or os.path.join(config.checkpoint.ckpt_dir, "tokens"),
         masking=replace(data.masking, max_seq_length=max_seq_length),
     )
-    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled, start)
+    return Inputs(
+        vocabulary=vocabulary,
+        vocab_size=vocab_size,
+        max_seq_length=max_seq_length,
+        start=start,
+        about=About(data_options=DATA_OPTIONS, evaluation_options=("data_eval",) if evaluation.kind else ()),
+        train=train,
+        evaluation=evaluation,
+        config=filled,
+    )
 
 
 def _check_files_of_both(config: RunConfig, inputs: Inputs) -> None:

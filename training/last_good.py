@@ -1,14 +1,20 @@
-"""The last good checkpoint of a run: the newest one from which a step has been taken.
+"""The checkpoints of a loop: which steps are saved, and which checkpoint is the last good one.
 
-Parameters that one update has blown up are finite still, and so is a checkpoint of them; only the next
-gradient shows it. So a checkpoint deletes no older one before a step has been taken from it, and is called
-good no sooner. One from which no step could be taken is set aside when the run ends for that: --resume takes
-the one before.
+That is the newest one from which a step has been taken. Parameters that one update has blown up are finite
+still, and so is a checkpoint of them; only the next gradient shows it. So a checkpoint deletes no older one
+before a step has been taken from it, and is called good no sooner. One from which no step could be taken is
+set aside when the run ends for that: --resume takes the one before.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from base.errors import NotFiniteError
 from training.checkpoint import params_path
+
+if TYPE_CHECKING:
+    from training.run import Run
 
 
 class LastGood:
@@ -60,3 +66,57 @@ class LastGood:
         if self.unfit is not None:
             named += f", which --resume takes: no step after the newer {self.newest} had finite ones"
         return named
+
+
+class Checkpoints:
+    """Saves steps of a run and deletes older ones; every rank has it, and decides the same.
+
+    `late`: whether a checkpoint waits for a step that is not skipped.
+    """
+
+    def __init__(self, run: Run):
+        self.late = False
+        self._run = run
+        self._good = LastGood(run.config.checkpoint.ckpt_dir, 0 if run.start.source else run.start.step)
+
+    def stepped(self, step: int, applied: bool) -> None:
+        """Takes note of a step, and whether it was `applied` or skipped.
+
+        Raises:
+            NotFiniteError: too many were skipped in a row; a checkpoint that leads to nothing else is set
+                aside.
+        """
+        run = self._run
+        try:
+            run.skips.update(applied, step, self._good.sentence)
+        except NotFiniteError:
+            if self._good.unfit is not None and run.communicator.rank == 0:
+                run.saver.set_aside(self._good.unfit)
+            raise
+        good = self._good.stepped() if applied else None
+        if good is not None and run.communicator.rank == 0:
+            run.saver.prune(good, run.start.begun)
+
+    def save(self, step: int, planned: bool, ended: bool, interrupted: bool) -> None:
+        """Saves a step, unless it was skipped: then the checkpoint is late, until one is not.
+
+        A run's last step is saved in any case (`ended`). So is a step that a signal makes the last one of
+        this process (`interrupted`), where it was skipped for its loss scale alone, as float16 has it now and
+        then. Neither deletes others. `planned`: for more reason than that a checkpoint is late.
+        """
+        run = self._run
+        skipped = run.skips.in_a_row > 0
+        self.late = skipped and not (ended or (interrupted and run.scaler.searching))
+        if not self.late:
+            run.save(step, ended, prunes=ended and not skipped)
+            self._good.saved(step)
+        elif planned:
+            run.reporter.warn(
+                f"step {step} was skipped, since its gradients were not finite: no checkpoint is saved or "
+                f"deleted; {self._good.sentence}"
+            )
+
+    @property
+    def remedy(self) -> str:
+        """The end of a sentence: the checkpoint that --resume goes on from, where not the last step's."""
+        return f", from {self._good.newest or 'the beginning'}" if self.late else ""

@@ -9,15 +9,18 @@ import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import REMOVE
-from bert.model import build_model, initialize, network_parameters
+from bert.model import build_model, initialize, network_parameters, trained
 from bert.part import allocate, build_part
 from bert.weights.published import load_published
-from comm.base import Communicator
 from tasks.base import Task
+from training.config import OptimizationConfig
 from training.device import choose_computing
+from training.optimizer.moments import MomentType
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.update_rule import Rule
 from training.pipeline.options import check_dtype
-from training.pipeline.parameters import begin_stages
 from training.pipeline.ranks import Ranks
+from training.pipeline.state import begin_stages
 from training.run_inputs import Part
 from training.start.restoring import restore_parameters
 from training.start.start import Start
@@ -34,12 +37,16 @@ class Model:
     operators: str
 
 
-def whole_model(part: Part, start: Start, task: Task, communicator: Communicator, seed: int) -> Model:
-    """The network with the parameters that the run begins with; every rank calls it.
+def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) -> Model:
+    """The network, or this rank's stage of it, with the parameters that the run begins with; every rank calls
+    it.
 
     Raises:
-        InputError: a checkpoint, or a file of published weights, that does not fit.
+        InputError: a checkpoint, or a file of published weights, that does not fit; float16 in stages.
     """
+    if ranks.pipelined:
+        return _stage(part, start, task, ranks, seed)
+    communicator = ranks.world
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, communicator)
     shape, dropout = config.model.bert, config.model.dropout
     bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
@@ -53,13 +60,23 @@ def whole_model(part: Part, start: Start, task: Task, communicator: Communicator
     return Model(bert, network, device, dtype, operators)
 
 
-def model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
-    """This rank's stage of the network with the parameters that the run begins with, of a DividedTask; every
-    rank calls it.
+def make_optimizer(config: OptimizationConfig, model: Model, seed: int) -> Optimizer:
+    """The optimizer over all parameters that are trained."""
+    parameters = trained(model.network)
+    rule = Rule(
+        bias_correction=config.bias_correction,
+        lower_bound=config.lower_bound,
+        upper_bound=config.upper_bound,
+        epsilon=config.epsilon,
+    )
+    arrays = [parameter.data(model.device) for parameter in parameters.values()]
+    moments = MomentType(config.optimizer_state, seed)
+    native = model.operators == "fused"
+    return Optimizer(config.optimizer, list(parameters), arrays, rule, native=native, moments=moments)
 
-    Raises:
-        InputError: as `whole_model`; float16.
-    """
+
+def _stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
+    """The stage of a DividedTask."""
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
     check_dtype(dtype)
     bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)

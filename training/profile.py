@@ -29,9 +29,9 @@ from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import expand_options, parse_options
 from training.profiling.breakdown import break_down
-from training.profiling.picture import draw
+from training.profiling.picture import draw, draw_stages
 from training.profiling.profiler import TraceComplete, TracePlan, separate_operators
-from training.profiling.stages import draw_stages, stage_figures, stage_table, staged
+from training.profiling.stages import stage_figures, stage_table, staged
 from training.profiling.table import table
 from training.profiling.trace import Trace, chrome_events, read_trace, write_chrome
 
@@ -46,6 +46,10 @@ trace, for https://ui.perfetto.dev or chrome://tracing). Traces of a run with --
 table of the stages, and OUT_stages.png, with all of them on one time axis. With --ckpt_dir DIR they are
 written into DIR, beside the other files of the run, unless --out names another place.
 """
+_USAGE = (
+    "python -m training.profile [TRACE ...] [--steps N] [--warmup N] [--out OUT] [--peak GFLOPS]"
+    " [options of the training scripts]"
+)
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
 _MEASURED = 1.0  # seconds for the matrix peak
 
@@ -58,16 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and not arguments[0].startswith("-"):
-        options = _parser("report on traces").parse_args(arguments)
+        options = _parser(of_traces=True).parse_args(arguments)
         out = options.out or re.sub(r"\.json$", "", options.traces[0])
         _check_folder(out)
         traces = [read_trace(path) for path in _of_all_ranks(options.traces)]
     else:
-        options, rest = _run_parser().parse_known_args(arguments)
+        options, rest = _parser(of_traces=False).parse_known_args(arguments)
         rest = expand_options(rest)
         if options.out:
             _check_folder(options.out)
-        out = options.out or os.path.join(_checkpoint_folder(rest), "profile")
+        out = options.out or os.path.join(os.path.expanduser(_looked_at(rest).ckpt_dir or ""), "profile")
         traces = [profile(rest, options.warmup, options.steps)]
         if not options.peak:
             _add_peak(traces[0].facts)
@@ -86,9 +90,10 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         InputError: as the training scripts do.
     """
     with tempfile.TemporaryDirectory(prefix="bert-profile-") as folder:
+        given = _looked_at(arguments)
+        random = [] if given.data or given.dummy_data_len else ["--dummy_data_len", str(given.max_seq_length)]
         # In front: what the user gives comes later and wins.
-        arguments = ["--ckpt_dir", folder, *_dummy_length(arguments), *arguments]
-        options = parse_options(arguments, _HELP)
+        options = parse_options(["--ckpt_dir", folder, *random, *arguments], _HELP)
         config = run_config(options)
         inputs = check_inputs(config)
         separate_operators()
@@ -117,7 +122,7 @@ def report(traces: Sequence[Trace], out: str, peak: float | None) -> None:
     """Prints the tables and writes the files. InputError when they cannot be written."""
     found = [break_down(trace, peak) for trace in traces]
     for each in found:
-        print(*table(each), sep="\n", end="\n\n")
+        print(terminal(table(each)), end="\n\n")
     stages = staged(traces)
     figures = stage_figures(stages)
     if stages:
@@ -154,44 +159,43 @@ def _add_peak(facts: dict[str, Any]) -> None:
     facts["peak_of"] = f"the best product of {ROWS} x {ROWS} {dtype} matrices in {_MEASURED:g} s"
 
 
-def _parser(description: str) -> OptionParser:
+def _parser(of_traces: bool) -> OptionParser:
+    """Options of this command: for traces, or for a run, whose options are read by the training scripts'."""
     parser = OptionParser(
-        prog="python -m training.profile", description=description, allow_abbrev=False,
+        prog="python -m training.profile",
+        description="report on traces" if of_traces else _HELP,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "traces", nargs="+", type=path_name, metavar="TRACE", help="a file that --profile has written"
+        usage=None if of_traces else _USAGE,
     )
-    _add_output(parser)
-    return parser
-
-
-def _run_parser() -> OptionParser:
-    parser = OptionParser(
-        prog="python -m training.profile", description=_HELP, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m training.profile [TRACE ...] [--steps N] [--warmup N] [--out OUT] [--peak GFLOPS]"
-        " [options of the training scripts]",
-    )  # fmt: skip
-    parser.add_argument("--steps", type=positive_int, default=5, help="steps to profile (default: 5)")
-    parser.add_argument("--warmup", type=count, default=3, help="steps before those (default: 3)")
-    _add_output(parser)
-    return parser
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    if of_traces:
+        add("traces", nargs="+", type=path_name, metavar="TRACE", help="a file that --profile has written")
+    else:
+        add("--steps", type=positive_int, default=5, help="steps to profile (default: 5)")
+        add("--warmup", type=count, default=3, help="steps before those (default: 3)")
+    add(
         "--out",
         type=path_name,
         help="beginning of the files' names (default: profile, in --ckpt_dir if that is given; of a trace its"
         " own name)",
     )
-    parser.add_argument(
+    add(
         "--peak",
         type=positive,
         metavar="GFLOPS",
         help="what the machine reaches in a large matrix product (default: measured after the steps)",
     )
+    return parser
+
+
+def _looked_at(arguments: Sequence[str]) -> argparse.Namespace:
+    """Those options of a run that decide on others, before the training scripts' parser reads all."""
+    parser = OptionParser(allow_abbrev=False, add_help=False)
+    for name in ("--ckpt_dir", "--data", "--dummy_data_len"):
+        parser.add_argument(name)
+    parser.add_argument("--max_seq_length", type=positive_int, default=_LENGTH)
+    return parser.parse_known_args(arguments)[0]
 
 
 def _of_all_ranks(paths: Sequence[str]) -> list[str]:
@@ -208,27 +212,9 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
     return [paths[0], *(f"{paths[0]}.{rank}" for rank in ranks)]
 
 
-def _checkpoint_folder(arguments: Sequence[str]) -> str:
-    """The value of --ckpt_dir; empty, for the current folder, without it."""
-    parser = OptionParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--ckpt_dir")
-    given, _ = parser.parse_known_args(arguments)
-    return os.path.expanduser(given.ckpt_dir or "")
-
-
 def _check_folder(out: str) -> None:
     if not os.path.isdir(os.path.dirname(out) or "."):
         raise InputError(f"--out {out}: cannot be written: there is no folder {os.path.dirname(out)}")
-
-
-def _dummy_length(arguments: Sequence[str]) -> list[str]:
-    """The option for random tokens, unless there is another source of batches."""
-    parser = OptionParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--data")
-    parser.add_argument("--dummy_data_len")
-    parser.add_argument("--max_seq_length", type=positive_int, default=_LENGTH)
-    given, _ = parser.parse_known_args(arguments)
-    return [] if given.data or given.dummy_data_len else ["--dummy_data_len", str(given.max_seq_length)]
 
 
 def _dummy_batches(options: argparse.Namespace, steps: int) -> list[list[tuple[int, int, int]]]:

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from typing import IO, Any, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import IO, Any, Iterator, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -58,8 +58,8 @@ class Ending(NamedTuple):
     max_seq_length: int | None = None
 
 
-class Reporter(Protocol):
-    """Receiver of a run's messages and metrics."""
+class Reporter:
+    """Receiver of a run's messages and metrics, which shows nothing: that of every rank but 0."""
 
     def note(self, message: str) -> None:
         """A sentence for people."""
@@ -83,33 +83,8 @@ class Reporter(Protocol):
         """Nothing follows."""
 
 
-class SilentReporter:
-    """Every rank but 0: only errors are worth saying, and those go to the standard error elsewhere."""
-
-    def note(self, message: str) -> None:
-        pass
-
-    def warn(self, message: str) -> None:
-        pass
-
-    def debug(self, message: str) -> None:
-        pass
-
-    def advance(self, step: int) -> None:
-        pass
-
-    def training(self, metrics: dict[str, Any]) -> None:
-        pass
-
-    def evaluation(self, metrics: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class RunReporter:
-    """Rank 0 of a training run.
+class RunReporter(Reporter):
+    """That of rank 0.
 
     Args:
         directory: where metrics.jsonl and the TensorBoard events go; it exists.
@@ -174,10 +149,13 @@ class RunReporter:
         self._write(metrics)
         speed = f"{metrics['tokens_per_s']:,.0f}"
         if self._bar is not None:
-            figure = self._task.short_line(metrics)
+            loss = self._task.judged[0]
+            shown = "-" if metrics[loss] is None else format(metrics[loss], self._task.shown[loss])
             more = f", mfu {metrics['mfu']:.0%}" if "mfu" in metrics else ""
             more += "" if self._span.last else f", {self._remaining(metrics)} left"
-            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}")
+            self._bar.set_postfix_str(
+                f"{self._task.short} {shown}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}"
+            )
         if self._lines:
             of = f"/{self._span.last}" if self._span.last else ""
             mfu = f"  mfu {metrics['mfu']:.1%}" if "mfu" in metrics else ""

@@ -21,23 +21,20 @@ from training.agreement import agree
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
 from training.estimate import split_of, stages_of
-from training.evaluation import evaluate
+from training.evaluation import evaluate, forward
 from training.exchange import broadcast_json
 from training.feed import EvaluationFeed, Feed
 from training.metrics import Stopwatch, finite_or_none
-from training.model import Model, model_of_stage, whole_model
-from training.optimizer.moments import MomentType, check_moments
+from training.model import Model, make_optimizer, open_model
+from training.optimizer.moments import check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
-from training.optimizer.update_rule import Rule
-from training.pipeline.evaluation import evaluate_stages
-from training.pipeline.parameters import restore_stages
-from training.pipeline.placement import Place
-from training.pipeline.ranks import Ranks, Readers
-from training.pipeline.saving import check_tied, gather
+from training.pipeline.ranks import Ranks
 from training.pipeline.split import make_split
+from training.pipeline.state import check_tied, gather, restore_stages
+from training.pipeline.step import forward_stages
 from training.plan import RunPlan
-from training.report import Reporter, RunReporter, SilentReporter, Span
+from training.report import Reporter, RunReporter, Span
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
 from training.saving import Saver
@@ -53,19 +50,6 @@ from training.start.vocabulary import write_vocabulary
 from training.start_options import OPTIMIZER, SCHEDULE
 
 
-@dataclass(frozen=True)
-class Crew:
-    """The ranks of a run; `ranks`: in their places, where its layers lie on several."""
-
-    communicator: Communicator
-    ranks: Ranks | None = None
-
-    @property
-    def processes(self) -> int:
-        """Those that share the data, for which --batch_size and --accumulate count."""
-        return self.communicator.size if self.ranks is None else self.ranks.place.data_size
-
-
 @dataclass
 class Run:
     """Everything that a run has. `feed` is None where nothing is trained."""
@@ -73,7 +57,7 @@ class Run:
     config: RunConfig
     inputs: RunInputs
     task: Task
-    communicator: Communicator
+    ranks: Ranks
     plan: RunPlan
     start: Start
     seed: int
@@ -88,18 +72,18 @@ class Run:
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
-    ranks: Ranks | None = None
 
     @property
-    def place(self) -> Place:
-        """The place of this rank; without pipelines every rank is one of one stage."""
-        communicator = self.communicator
-        return self.ranks.place if self.ranks else Place(communicator.rank, communicator.size, 0, 1)
+    def communicator(self) -> Communicator:
+        """The exchange between all ranks."""
+        return self.ranks.world
 
     @property
     def parameters(self) -> int:
         """Numbers that the whole model has."""
-        found = each_once(self.model.network.bert._collect_params_with_prefix()) if self.ranks else None
+        found = (
+            each_once(self.model.network.bert._collect_params_with_prefix()) if self.ranks.pipelined else None
+        )
         return sum(int(np.prod(each.shape)) for each in (found or trained(self.model.network)).values())
 
     @property
@@ -115,12 +99,12 @@ class Run:
     def evaluate(self, step: int) -> None:
         """Evaluates and reports, if there is something to evaluate on; every rank calls it."""
         if self.eval_feed is not None:
-            batches, collector = self.eval_feed(), self.eval_feed.collector()
-            network, device = self.model.network, self.model.device
-            if self.ranks:
-                metrics = evaluate_stages(self.task, network, batches, self.ranks, device)
+            batches, network, device = self.eval_feed(), self.model.network, self.model.device
+            if self.ranks.pipelined:
+                passes = forward_stages(self.task, network, batches, self.ranks, device)
             else:
-                metrics = evaluate(self.task, network, batches, self.communicator, device, collector)
+                passes = forward(self.task, network, batches, device)
+            metrics = evaluate(self.task, passes, self.communicator, device, self.eval_feed.collector())
             self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
     def state(self, ended: bool = False) -> dict[str, Any]:
@@ -158,17 +142,12 @@ class Run:
         """
         parameters: Mapping[str, Any] = live_arrays(network_parameters(self.model.network))
         states = self.optimizer.state_views()
-        if self.ranks:
+        if self.ranks.pipelined:
             check_tied(self.model.network, self.ranks)
             parameters, states, messages = gather(self.model.network, self.optimizer, self.ranks)
             self.saver.lend(messages)
         if self.communicator.rank == 0:
             self.saver.begin(step, parameters, states, self.state(ended), prunes)
-
-    def prune(self, step: int) -> None:
-        """Deletes checkpoints up to `step` but for the newest --keep_checkpoints; rank 0 does it."""
-        if self.communicator.rank == 0:
-            self.saver.prune(step, self.start.begun)
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
@@ -178,7 +157,7 @@ class Run:
             InputError: states of another model or dtype.
         """
         start = self.start
-        if self.ranks:
+        if self.ranks.pipelined:
             restore_stages(start, self.model.network, self.optimizer, self.ranks)
         else:
             restore_states(start, self.optimizer, self.communicator)
@@ -188,9 +167,15 @@ class Run:
             self.skips.restore(start.facts["skips"])
 
     def introduce(self, warnings: Sequence[str]) -> None:
-        """Reports warnings, and the run's model, devices and options."""
-        config, model = self.config, self.model
-        for message in warnings:
+        """Reports these and further warnings, and the run's model, devices and options."""
+        config, model, start = self.config, self.model, self.start
+        for message in (*warnings, *self.plan.warnings):
+            self.reporter.warn(message)
+        planned = start.facts.get("num_steps")
+        if start.stage and start.stage == start.facts.get("stage") and planned != self.plan.num_steps:
+            said = f"stage {start.stage} was planned for {planned} steps, and now has {self.plan.num_steps}"
+            self.reporter.warn(said)
+        for message in self.ranks.warnings:
             self.reporter.warn(message)
         size = self.communicator.size
         without = " without padding" if config.model.padding == REMOVE else ""
@@ -204,12 +189,12 @@ class Run:
             self.reporter.note(_of_config_file(config.model))
         for name, value in sorted(config.options.items()):
             self.reporter.debug(f"--{name} {value}")
-        if self.ranks:
+        if self.ranks.pipelined:
             self.reporter.note(stages_of(Part(config, self.inputs), HVD))
         if self.feed is None:
             return
         self.reporter.note(self.plan.summary)
-        batch, start, taking = config.batch, self.start, self.place.data_size
+        batch, taking = config.batch, self.ranks.coordinates.data_size
         if taking != batch.processes:
             share = Share(0, taking, batch.micro_batches)
             self.reporter.note(
@@ -230,91 +215,97 @@ class Run:
             )
 
 
-def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib.ExitStack) -> Run:
+def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextlib.ExitStack) -> Run:
     """Opens everything, in the order of a run; every rank calls it. What must be closed is left to `stack`.
 
     Raises:
         InputError: as `train_stages`.
     """
     wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
-    communicator = crew.communicator
-    readers = Readers(crew.ranks) if crew.ranks else communicator
-    processes = processes_to_count(start, part.config, crew.processes)
-    config = replace(part.config, batch=replace(part.config.batch, processes=processes))
-    device, dtype, operators = choose_computing(config.model, communicator)
-    check_moments(config.optimization.optimizer_state, operators, device.device_type == "gpu")
-    plan = part.inputs.plan(config, processes)
-    os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
-    inputs = part.inputs.completed(config, communicator)
-
-    given_seed = config.optimization.seed
-    seed = start.facts.get("seed", 0) if given_seed is None else given_seed
-    trains = inputs.trains
-    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and trains:
-        already = f"the checkpoint is already at step {start.step - start.begun}"
-        of_stage = f" of stage {start.stage}" if start.stage else ""
-        raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
-    reporter: Reporter = SilentReporter()
-    saved_vocabulary = None
-    if communicator.rank == 0:
-        shown = config.report
-        last = None if plan.num_steps is None else start.begun + plan.num_steps
-        span = Span(start.step, last, start.stage, start.begun)
-        reporter = RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
-        if trains:  # an evaluation leaves the files of the run that it looks at
-            place, tokenizer = config.checkpoint.ckpt_dir, config.data.tokenizer
-            saved_vocabulary = write_vocabulary(place, inputs.vocabulary, tokenizer)
-            write_run_file(config, communicator, seed, plan)
+    part, plan = _settled(part, start, ranks)
+    (config, inputs), leads = part, ranks.world.rank == 0
+    seed = start.facts.get("seed", 0) if config.optimization.seed is None else config.optimization.seed
+    reporter = _open_report(config, start, task, plan) if leads else Reporter()
     stack.callback(reporter.close)
-    feed = inputs.open_training(config, plan, data_seed(seed, start.stage), readers, reporter)
-    if feed is not None:
-        stack.callback(feed.close)
-    eval_feed = inputs.open_evaluation(config, readers)
-    opened = {"--data": feed, "--data_eval": eval_feed}
-    agree({f"the content of {flag}": each.content for flag, each in opened.items() if each}, communicator)
-
-    ranks = None
-    if crew.ranks is None:
-        model = whole_model(Part(config, inputs), start, task, communicator, seed)
-    else:
-        counts = broadcast_json(split_of(part).counts, communicator)
-        ranks = crew.ranks.divided(config.model.bert, make_split(counts))
-        model = model_of_stage(Part(config, inputs), start, task, ranks, seed)
-    parameters = trained(model.network)
-    settings = config.optimization
-    optimizer = Optimizer(
-        settings.optimizer,
-        list(parameters),
-        [parameter.data(device) for parameter in parameters.values()],
-        Rule(
-            bias_correction=settings.bias_correction,
-            lower_bound=settings.lower_bound,
-            upper_bound=settings.upper_bound,
-            epsilon=settings.epsilon,
-        ),
-        native=operators == "fused",
-        moments=MomentType(settings.optimizer_state, seed),
-    )
-    scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
-    kept = config.checkpoint.keep_checkpoints
-    saver = stack.enter_context(Saver(config.checkpoint.ckpt_dir, kept, reporter))
-    clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
+    vocabulary = None
+    if leads and inputs.trains:  # an evaluation leaves the files of the run that it looks at
+        vocabulary = write_vocabulary(config.checkpoint.ckpt_dir, inputs.vocabulary, config.data.tokenizer)
+        write_run_file(config, ranks.world, seed, plan)
+    feed, eval_feed = _open_data(part, plan, data_seed(seed, start.stage), ranks, reporter, stack)
+    if ranks.pipelined:
+        counts = broadcast_json(split_of(part).counts, ranks.world)
+        ranks = ranks.divided(config.model.bert, make_split(counts))
+    model = open_model(part, start, task, ranks, seed)
+    saver = Saver(config.checkpoint.ckpt_dir, config.checkpoint.keep_checkpoints, reporter)
     run = Run(
-        config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), saver, clock, wall, saved_vocabulary, ranks,
-    )  # fmt: skip
+        config=config,
+        inputs=inputs,
+        task=task,
+        ranks=ranks,
+        plan=plan,
+        start=start,
+        seed=seed,
+        reporter=reporter,
+        feed=feed,
+        eval_feed=eval_feed,
+        model=model,
+        optimizer=make_optimizer(config.optimization, model, seed),
+        scaler=DynamicScaler() if model.dtype == "float16" else StaticScaler(),
+        skips=SkipCounter(),
+        saver=stack.enter_context(saver),
+        clock=Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0),
+        wall=wall,
+        saved_vocabulary=vocabulary,
+    )
     run.restore()
-    position, messages = position_to_continue(start, config.options, processes, inputs.data_options)
-    warnings = [*start.messages, *inputs.messages, *changed_options(start, config), *messages, *plan.warnings]
-    planned = start.facts.get("num_steps")
-    if start.stage and start.stage == start.facts.get("stage") and planned != plan.num_steps:
-        warnings.append(f"stage {start.stage} was planned for {planned} steps, and now has {plan.num_steps}")
-    if ranks:
-        warnings += ranks.warnings
-    run.introduce(warnings)
+    position, messages = position_to_continue(
+        start, config.options, config.batch.processes, inputs.about.data_options
+    )
+    run.introduce([*start.messages, *inputs.messages, *changed_options(start, config), *messages])
     if feed is not None:
         feed.seek(position)
     return run
+
+
+def _settled(part: Part, start: Start, ranks: Ranks) -> tuple[Part, RunPlan]:
+    """The part for this number of processes, with what it has to download, and its plan.
+
+    Raises:
+        InputError: a plan, a device or data that cannot be had; fewer steps than have been taken.
+    """
+    processes = processes_to_count(start, part.config, ranks.coordinates.data_size)
+    config = replace(part.config, batch=replace(part.config.batch, processes=processes))
+    computing = choose_computing(config.model, ranks.world)
+    on_gpu = computing.device.device_type == "gpu"
+    check_moments(config.optimization.optimizer_state, computing.operators, on_gpu)
+    plan = part.inputs.plan(config, processes)
+    os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
+    inputs = part.inputs.completed(config, ranks.world)
+    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and inputs.trains:
+        already = f"the checkpoint is already at step {start.step - start.begun}"
+        of_stage = f" of stage {start.stage}" if start.stage else ""
+        raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
+    return Part(config, inputs), plan
+
+
+def _open_report(config: RunConfig, start: Start, task: Task, plan: RunPlan) -> Reporter:
+    last = None if plan.num_steps is None else start.begun + plan.num_steps
+    span, shown = Span(start.step, last, start.stage, start.begun), config.report
+    return RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
+
+
+def _open_data(
+    part: Part, plan: RunPlan, seed: int, ranks: Ranks, reporter: Reporter, stack: contextlib.ExitStack
+) -> tuple[Feed | None, EvaluationFeed | None]:
+    """Data to train and to evaluate on, the same on every rank. Raises InputError."""
+    config, inputs = part
+    feed = inputs.open_training(config, plan, seed, ranks.readers, reporter)
+    if feed is not None:
+        stack.callback(feed.close)
+    eval_feed = inputs.open_evaluation(config, ranks.readers)
+    opened = {"--data": feed, "--data_eval": eval_feed}
+    agree({f"the content of {flag}": each.content for flag, each in opened.items() if each}, ranks.world)
+    return feed, eval_feed
 
 
 def _of_config_file(model: ModelConfig) -> str:

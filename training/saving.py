@@ -6,7 +6,7 @@ waits for it (`Saver.sound`, which a step calls when its gradient is there). Wha
 thread of low priority: it computes checksums, for which training should not wait.
 
 Of a pipeline rank 0 has a part of the state only. It receives the others' into the memory of the copy, while
-the step goes on, and they send it from where it lies (training/pipeline/saving.py): `Saver.sound` waits for
+the step goes on, and they send it from where it lies (training/pipeline/state.py): `Saver.sound` waits for
 that too.
 
 One checkpoint at a time: the next waits for the one before, and has its copy in the same memory, of
@@ -14,7 +14,7 @@ One checkpoint at a time: the next waits for the one before, and has its copy in
 written from the arrays themselves while training waits, with a warning.
 
 A failure, such as a full disk, or parameters that are not finite, is kept until the ranks agree on it at the
-next step (`Saver.check`). This module does not import mxnet unless it copies arrays of its.
+next step (`Saver.take`). This module does not import mxnet unless it copies arrays of its.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import ctypes
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -188,19 +188,23 @@ class Saver:
                 f"the checkpoint of step {step}, which --resume takes, is not set aside: {reason}"
             )
 
-    def check(self, sound: bool, finite: bool) -> None:
-        """Ends the run after a failure; every rank calls it. `sound`: whether `sound` or `finish` have
-        returned True on every rank; `finite`: whether `finite` is.
+    def flags(self) -> list[bool]:
+        """Whether `sound`, and whether `finite`, for `take` (training.step.Decision)."""
+        return [self.sound(), self.finite]
+
+    def take(self, agreed: Sequence[bool]) -> None:
+        """Ends the run after a failure; every rank calls it. `agreed`: whether `sound` or `finish` have
+        returned True on every rank, and whether `finite` is.
 
         Raises:
             NotFiniteError: parameters are not finite.
             TrainingError: another failure. On rank 0 what has happened, also where it is another exception.
         """
-        if sound and finite:  # a failure since then is for the next step, as on the other ranks
+        if all(agreed):  # a failure since then is for the next step, as on the other ranks
             return
         if self._failure is not None:
             raise self._failure
-        if not finite:
+        if not agreed[1]:
             raise NotFiniteError("a parameter is no longer finite, so rank 0 has not saved it")
         raise TrainingError("rank 0 could not save its checkpoint")
 
@@ -313,7 +317,7 @@ class _Finite(Mapping[str, Any]):
 
 
 def _is_elsewhere(array: Any) -> bool:
-    """Whether an array is another rank's, which sends it (training.pipeline.saving)."""
+    """Whether an array is another rank's, which sends it (training.pipeline.state)."""
     return hasattr(array, "receive")
 
 

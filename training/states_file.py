@@ -10,14 +10,16 @@ import contextlib
 import math
 import os
 import zipfile
-from typing import IO, Iterator, Mapping
+from typing import IO, Any, Iterator, Mapping
 
 import numpy as np
 
 from base.errors import InputError
 from base.json_files import open_regular
+from bert.weights.tensors import to_numpy
 
 _SUFFIX = ".npy"
+_BLOCK = 1 << 20  # bytes written at once
 _MOST_ARRAYS = 1 << 20
 # All that zipfile and NumPy raise for damaged files (a header is Python's syntax for a dictionary).
 _DAMAGE = (
@@ -33,6 +35,22 @@ _DAMAGE = (
     OverflowError,
     zipfile.BadZipFile,
 )
+
+
+def write_states(file: Any, states: Mapping[str, Any]) -> None:
+    """Writes an uncompressed .npz, array by array (np.savez would need all of them in memory at once). `file`
+    need not seek. ValueError for an array of objects."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, source in states.items():
+            array = np.asarray(to_numpy(source), order="C")
+            if array.dtype.hasobject:
+                raise ValueError(f"{name}: objects cannot be saved")
+            # ZipInfo's constant date makes equal states equal files.
+            with archive.open(zipfile.ZipInfo(name + _SUFFIX), "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
+                elements = array.reshape(-1).view(np.uint8).data
+                for start in range(0, len(elements), _BLOCK):
+                    entry.write(elements[start : start + _BLOCK])
 
 
 class States(Mapping[str, np.ndarray]):

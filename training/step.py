@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from itertools import chain
+from typing import Any, Callable, Protocol, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,7 +29,17 @@ class StepResult:
     keep_going: bool  # False: some rank was asked to stop
     grad_norm: float  # of the averaged gradient, before clipping, without the loss scale
     sums: mx.nd.NDArray  # this rank's sums over the step, as named by the task's `sums`
-    agreed: Sequence[bool] = ()  # those flags of `also` that every rank has set
+
+
+class Decision(Protocol):
+    """Something that all ranks decide together in every step, by flags beside the step's own."""
+
+    def flags(self) -> Sequence[bool]:
+        """This rank's flags; as many on every rank and in every step. Asked when the gradient is there and
+        nothing that a checkpoint holds has been changed yet."""
+
+    def take(self, agreed: Sequence[bool]) -> None:
+        """Takes those flags that every rank has set; called when the step is done."""
 
 
 @dataclass(frozen=True)
@@ -100,25 +111,26 @@ class TrainStep:
         batches: Sequence[Any],
         lr: float,
         keep_going: bool = True,
-        also: Callable[[], Sequence[bool]] = tuple,
+        decisions: Sequence[Decision] = (),
     ) -> StepResult:
-        """Takes step number `step` on this rank's micro-batches. Every rank calls it alike.
-
-        `also`: gives further flags to agree on, when the gradient is there and nothing that a checkpoint
-        holds has been changed yet; as many on every rank and in every step.
-        """
+        """Takes step number `step` on this rank's micro-batches. Every rank calls it alike, with the same
+        decisions in the same order."""
         sums = self._forward_and_backward(step, batches)
         gradients = self.gradients
         self.factor = self._average(gradients)
         norm = self._norm(gradients)
-        flags = [math.isfinite(norm), keep_going, *also()]
+        own = [each.flags() for each in decisions]
+        flags = [math.isfinite(norm), keep_going, *chain.from_iterable(own)]
         finite, keep_going, *agreed = self._communicator.all_agree(flags)
         scale = self._scaler.scale * self.factor
         if finite:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
-        return StepResult(finite, keep_going, norm / scale, sums, agreed)
+        for decision, given in zip(decisions, own):
+            decision.take(agreed[: len(given)])
+            del agreed[: len(given)]
+        return StepResult(finite, keep_going, norm / scale, sums)
 
     def _average(self, gradients: list[mx.nd.NDArray]) -> float:
         """Queues the averages over the ranks that have the same parameters; returns their factor."""

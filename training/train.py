@@ -14,10 +14,10 @@ from training.agreement import agree, describe
 from training.config import RunConfig
 from training.device import choose_computing
 from training.loop import Loop
-from training.pipeline.ranks import check_same, place_ranks
+from training.pipeline.ranks import Ranks, check_same, place_ranks
 from training.results.of_run import figures_of, recording
 from training.results.record import FINISHED, UNFINISHED
-from training.run import Crew, Run, open_run
+from training.run import Run, open_run
 from training.run_inputs import Part, RunInputs
 from training.start.lock import after_stage_1, locked, settle
 from training.start.start import Start, processes_to_count
@@ -53,20 +53,18 @@ def train_stages(
         agree({**describe(parts, communicator.size), **computing.description()}, communicator)
     check_same([part.config.pipeline for part in parts])
     with locked(parts[0].config.checkpoint.ckpt_dir, communicator):
-        pipeline = parts[0].config.pipeline
-        ranks = place_ranks(pipeline, communicator) if pipeline.stages > 1 else None
-        return _train_locked(parts, task, Crew(communicator, ranks), stop)
+        return _train_locked(parts, task, place_ranks(parts[0].config.pipeline, communicator), stop)
 
 
-def _train_locked(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest) -> int:
+def _train_locked(parts: Sequence[Part], task: Task, ranks: Ranks, stop: StopRequest) -> int:
     """`train_stages` in a directory that no other run has."""
-    communicator, (first, inputs) = crew.communicator, parts[0]
-    start = settle(inputs.start, first, inputs.evaluation_options, communicator)
+    communicator, (first, inputs) = ranks.world, parts[0]
+    start = settle(inputs.start, first, inputs.about.evaluation_options, communicator)
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
-        processes = processes_to_count(start, remaining[0].config, crew.processes)
+        processes = processes_to_count(start, remaining[0].config, ranks.coordinates.data_size)
         _check_ahead(part, remaining[0], processes, communicator)
-    code, end = _train_stage(remaining[0], start, task, crew, stop)
+    code, end = _train_stage(remaining[0], start, task, ranks, stop)
     for config, inputs in remaining[1:]:
         if code:
             break
@@ -75,18 +73,18 @@ def _train_locked(parts: Sequence[Part], task: Task, crew: Crew, stop: StopReque
         gc.collect()  # a network is a circle of references
         config = replace(config, report=replace(config.report, profile=None))  # a trace is of the first steps
         start = after_stage_1(config, end, communicator)
-        code, end = _train_stage(Part(config, inputs), start, task, crew, stop)
+        code, end = _train_stage(Part(config, inputs), start, task, ranks, stop)
     return code
 
 
-def _train_stage(part: Part, start: Start, task: Task, crew: Crew, stop: StopRequest) -> tuple[int, int]:
+def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopRequest) -> tuple[int, int]:
     """Trains one stage, or evaluates where there is nothing to train on. Returns the exit code, and the last
     step.
 
     With a signal that comes after the last step of stage 1, or no time left, stage 2 is left to --resume.
     """
     with contextlib.ExitStack() as stack:
-        run = open_run(part, start, task, crew, stack)
+        run = open_run(part, start, task, ranks, stack)
         if run.feed is None:
             _evaluate_alone(run)
             return 0, start.step
@@ -96,7 +94,7 @@ def _train_stage(part: Part, start: Start, task: Task, crew: Crew, stop: StopReq
             more = part.config.start.stages == "both" and start.stage == 1
             if code == 0 and more:
                 flags = [stop.exit_code is None, loop.deadline.allows(saves=True)]
-                keep_going, in_time = crew.communicator.all_agree(flags)
+                keep_going, in_time = ranks.world.all_agree(flags)
                 if not (keep_going and in_time):
                     why = "time is up" if keep_going else "stopped by a signal"
                     run.reporter.warn(

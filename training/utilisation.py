@@ -7,7 +7,7 @@ on batches as they are, padding included; what an implementation computes again 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Sequence
 
 import mxnet as mx
 
@@ -15,6 +15,7 @@ from comm.base import Communicator
 from training.profiling.peak import ROWS, matrix_peak
 
 if TYPE_CHECKING:
+    from training.config import ReportConfig
     from training.model import Model
 
 MEASURED = 0.2  # seconds, at the start
@@ -26,11 +27,15 @@ class Peak:
 
     `given`, by --peak_tflops, for a process, or measured by all processes at the same time, since those of a
     host share its cores and its memory. Other programs make what is measured too low: of several measurements
-    the highest counts. Every rank makes it.
+    the highest counts. Rank 0's clock decides when it is measured again; never with --profile, whose trace
+    would show it. Every rank makes a `Peak`.
     """
 
-    def __init__(self, given: float | None, model: Model, communicator: Communicator):
-        self._given, self._model, self._communicator = given, model, communicator
+    def __init__(self, config: ReportConfig, model: Model, communicator: Communicator):
+        given = config.peak_tflops
+        self.due = False  # whether all ranks shall measure again
+        self._watches = communicator.rank == 0 and given is None and not config.profile
+        self._model, self._communicator = model, communicator
         self._in_doubt = False
         size = communicator.size
         if given is not None:
@@ -47,13 +52,15 @@ class Peak:
         """The peak and its origin, for people."""
         return f"{self.flops / 1e12:.3g} TFLOP/s, {self._origin}"
 
-    @property
-    def due(self) -> bool:
-        """Whether measuring again would take its share of this rank's time at most."""
-        if self._given is not None:
-            return False
+    def flags(self) -> list[bool]:
+        """Whether it need not be measured again yet (training.step.Decision): doing so would take more than
+        its part of the time."""
         cost = COST_IN_DOUBT if self._in_doubt else COST
-        return time.monotonic() - self._measured >= self._took / cost
+        return [not self._watches or time.monotonic() - self._measured < self._took / cost]
+
+    def take(self, agreed: Sequence[bool]) -> None:
+        """Takes the answer of all ranks."""
+        self.due = not agreed[0]
 
     def measure(self, seconds: float = 0.0) -> bool:
         """Measures for `seconds`, in two products at least; every rank calls it. Returns whether the peak is
@@ -71,7 +78,7 @@ class Peak:
         self.flops, before = max(self.flops, found), self.flops
         return found > before
 
-    def share(self, flops: float) -> float:
-        """The share of the peak that `flops` a second are: at most 1, for what is exceeded is no peak."""
+    def fraction(self, flops: float) -> float:
+        """The fraction of the peak that `flops` a second are: at most 1, for what is exceeded is no peak."""
         self._in_doubt = flops > self.flops
         return min(1.0, flops / self.flops)

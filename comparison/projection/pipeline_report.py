@@ -28,7 +28,7 @@ from comparison.projection.workload import Workload, bert_parts, step_flops, upd
 from comparison.report import Part, Report
 from comparison.wording import milliseconds, size
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
-from training.pipeline.shares import bubble
+from training.pipeline.schedule import bubble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

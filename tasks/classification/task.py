@@ -14,12 +14,12 @@ from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from bert.model import POOLER
 from data.classification.features import Batch
-from tasks.base import Figures, Floors, Panel
+from tasks.base import Floors, Panel, Task, ratio
 from tasks.classification.loss import FusedLabelLoss, LabelLoss, make_head
 
 
-class Classification:
-    """One of `num_labels` labels for each example; 0 stands for regression. See tasks.base.Task.
+class Classification(Task):
+    """One of `num_labels` labels for each example; 0 stands for regression.
 
     Examples without a label have -1, or NaN for regression, and count for no figure. `shown`: the scores of
     an evaluation for people, the first one of which is plotted.
@@ -32,7 +32,8 @@ class Classification:
 
     def __init__(self, num_labels: int, shown: Sequence[str]):
         self._num_labels = num_labels
-        self._shown = shown
+        self._scores = shown
+        self.shown = {"label_loss": ".4f", "label_acc": ".1%", **dict.fromkeys(shown, ".4f")}
         self.sums = ("label_loss", "label_correct") if num_labels else ("label_loss",)
 
     def network(
@@ -73,21 +74,10 @@ class Classification:
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         """Mean loss, in nats, or squared error for regression; and the share of right labels."""
         count = totals["labels"]
-        found = {"label_loss": _ratio(totals["label_loss"], count)}
+        found = {"label_loss": ratio(totals["label_loss"], count)}
         if self._num_labels:
-            found["label_acc"] = _ratio(totals["label_correct"], count)
+            found["label_acc"] = ratio(totals["label_correct"], count)
         return found
-
-    def line(self, figures: Figures, prefix: str = "") -> str:
-        """Loss, share of right labels, and the scores of an evaluation."""
-        forms = {"label_loss": ".4f", "label_acc": ".1%", **dict.fromkeys(self._shown, ".4f")}
-        found = [(name, figures.get(prefix + name), form) for name, form in forms.items()]
-        return "  ".join(f"{name} {format(value, form)}" for name, value, form in found if value is not None)
-
-    def short_line(self, figures: Figures) -> str:
-        """The loss."""
-        value = figures["label_loss"]
-        return "loss -" if value is None else f"loss {value:.4f}"
 
     def panels(self, floors: Floors) -> list[Panel]:
         """The loss, with guessing, and the first score of evaluations."""
@@ -95,27 +85,7 @@ class Classification:
             loss = Panel("label_loss", "label", "nats", {"guessing": math.log(self._num_labels)})
         else:
             loss = Panel("label_loss", "squared error", "", {})
-        return [loss, *(Panel(name, name, "", {}) for name in self._shown[:1])]
-
-    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
-        """First and last loss, and the scores of an evaluation after the last step."""
-        training = [each for each in metrics if "lr" in each and each.get("label_loss") is not None]
-        scored = [each for each in metrics if "eval_sequences" in each and each["step"] == step]
-        lines = []
-        if training:
-            first, last = training[0], training[-1]
-            lines.append(
-                f"loss {first['label_loss']:.4f} at step {first['step']} -> {last['label_loss']:.4f} at step "
-                f"{last['step']}"
-            )
-        if scored:
-            lines.append(f"scores: {self.line(scored[-1], 'eval_')}")
-        return lines
+        return [loss, *(Panel(name, name, "", {}) for name in self._scores[:1])]
 
     def _known(self, batch: Batch) -> np.ndarray:
         return batch.labels >= 0 if self._num_labels else np.isfinite(batch.labels)
-
-
-def _ratio(total: float, count: float) -> float | None:
-    ratio = total / count if count else math.nan
-    return ratio if math.isfinite(ratio) else None

@@ -14,7 +14,7 @@ from bert.flops import Size, forward_flops
 from bert.model import HEADS
 from bert.part import ModelPart
 from data.pretraining.batches import Batch
-from tasks.base import Figures, Floors, Panel
+from tasks.base import DividedTask, Figures, Floors, Panel, ratio
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import SUMS, PretrainingLoss
 from tasks.pretraining.stages import FusedStage, PlainStage
@@ -22,14 +22,16 @@ from tasks.pretraining.stages import FusedStage, PlainStage
 TRAINING, HELD_OUT = "training text", "held-out text"
 
 
-class Pretraining:
-    """BERT's two objectives (Devlin et al., arXiv:1810.04805, section 3.1). See tasks.base.Task."""
+class Pretraining(DividedTask):
+    """BERT's two objectives (Devlin et al., arXiv:1810.04805, section 3.1)."""
 
     name = "pretraining"
     heads = HEADS
     sums = SUMS
     denominators = ("masked_positions", "sequences")
     judged = ("mlm_loss", "masked_positions")
+    shown = {"mlm_loss": ".3f", "mlm_acc": ".1%", "nsp_loss": ".3f", "nsp_acc": ".1%"}
+    short = "mlm"
 
     def network(
         self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
@@ -72,27 +74,18 @@ class Pretraining:
         """Losses in nats and accuracies; None where there was nothing to predict."""
         positions, sequences = totals["masked_positions"], totals["sequences"]
         return {
-            "mlm_loss": _ratio(totals["mlm_loss"], positions),
-            "nsp_loss": _ratio(totals["nsp_loss"], sequences),
-            "mlm_acc": _ratio(totals["mlm_correct"], positions),
-            "nsp_acc": _ratio(totals["nsp_correct"], sequences),
+            "mlm_loss": ratio(totals["mlm_loss"], positions),
+            "nsp_loss": ratio(totals["nsp_loss"], sequences),
+            "mlm_acc": ratio(totals["mlm_correct"], positions),
+            "nsp_acc": ratio(totals["nsp_correct"], sequences),
         }
 
     def line(self, figures: Figures, prefix: str = "") -> str:
-        """Both losses and both accuracies."""
+        """Both losses and both accuracies, a dash where there was nothing to predict."""
+        found = {name: (figures[prefix + name], form) for name, form in self.shown.items()}
         return "  ".join(
-            f"{name} {_shown(figures[prefix + name], form)}"
-            for name, form in (
-                ("mlm_loss", ".3f"),
-                ("mlm_acc", ".1%"),
-                ("nsp_loss", ".3f"),
-                ("nsp_acc", ".1%"),
-            )
+            f"{name} {'-' if value is None else format(value, form)}" for name, (value, form) in found.items()
         )
-
-    def short_line(self, figures: Figures) -> str:
-        """The masked-LM loss."""
-        return f"mlm {_shown(figures['mlm_loss'], '.3f')}"
 
     def panels(self, floors: Floors) -> list[Panel]:
         """Both losses, with the least that a model without context can have, and with guessing."""
@@ -163,12 +156,3 @@ def _progress(training: Sequence[Figures]) -> str:
         f"MLM loss {first['mlm_loss']:.3f} at step {first['step']} -> {last['mlm_loss']:.3f} at step"
         f" {last['step']}; NSP loss {first['nsp_loss']:.3f} -> {last['nsp_loss']:.3f}"
     )
-
-
-def _ratio(sum_: float, count: float) -> float | None:
-    ratio = sum_ / count if count else math.nan
-    return ratio if math.isfinite(ratio) else None
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

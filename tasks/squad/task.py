@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Mapping, Sequence
 
 import mxnet as mx
@@ -13,22 +12,23 @@ from bert.arrays import on_device
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from data.questions.windows import QuestionBatch
-from tasks.base import Figures, Floors, Panel
+from tasks.base import Floors, Panel, Task, ratio
 from tasks.squad.loss import SUMS, FusedSpanLoss, SpanLoss, make_head
 
 
-class QuestionAnswering:
-    """Spans of contexts as answers (Rajpurkar et al., arXiv:1606.05250, 1806.03822). See tasks.base.Task.
+class QuestionAnswering(Task):
+    """Spans of contexts as answers (Rajpurkar et al., arXiv:1606.05250, 1806.03822).
 
     A batch's windows whose answer is not known, as in evaluation, have a start of -1 and count for no figure.
     `over_padding`: see tasks.squad.loss.SpanHead.
     """
 
     name = "squad"
-    heads = ()
     sums = SUMS
     denominators = ("windows",)
     judged = ("span_loss", "windows")
+    shown = {"span_loss": ".3f", "span_acc": ".1%", "exact_match": ".2f", "f1": ".2f"}
+    short = "span"
 
     def __init__(self, over_padding: bool = False):
         self._over_padding = over_padding
@@ -67,46 +67,10 @@ class QuestionAnswering:
         """Loss in nats, and the share of windows whose likeliest start and end are right."""
         windows = totals["windows"]
         return {
-            "span_loss": _ratio(totals["span_loss"], windows),
-            "span_acc": _ratio(totals["span_correct"], windows),
+            "span_loss": ratio(totals["span_loss"], windows),
+            "span_acc": ratio(totals["span_correct"], windows),
         }
-
-    def line(self, figures: Figures, prefix: str = "") -> str:
-        """Loss and share of right windows, or exact match and F1."""
-        shown = (
-            ("span_loss", "span_loss", ".3f"),
-            ("span_acc", "span_acc", ".1%"),
-            ("exact_match", "exact_match", ".2f"),
-            ("f1", "f1", ".2f"),
-        )
-        found = [(name, figures.get(prefix + key), form) for key, name, form in shown]
-        return "  ".join(f"{name} {format(value, form)}" for name, value, form in found if value is not None)
-
-    def short_line(self, figures: Figures) -> str:
-        """The loss."""
-        value = figures["span_loss"]
-        return "span -" if value is None else f"span {value:.3f}"
 
     def panels(self, floors: Floors) -> list[Panel]:
         """The loss, and the F1 of evaluations."""
         return [Panel("span_loss", "start and end of the answer", "nats", {}), Panel("f1", "F1", "%", {})]
-
-    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
-        """The last loss, and the scores of an evaluation after the last step."""
-        training = [each for each in metrics if each.get("span_loss") is not None]
-        scored = [each for each in metrics if each.get("eval_f1") is not None and each["step"] == step]
-        lines = []
-        if training:
-            first, last = training[0], training[-1]
-            lines.append(
-                f"loss {first['span_loss']:.3f} at step {first['step']} -> {last['span_loss']:.3f} at step "
-                f"{last['step']}"
-            )
-        if scored:
-            lines.append(f"scores: {self.line(scored[-1], 'eval_')}")
-        return lines
-
-
-def _ratio(total: float, count: float) -> float | None:
-    ratio = total / count if count else math.nan
-    return ratio if math.isfinite(ratio) else None

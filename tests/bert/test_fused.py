@@ -23,7 +23,7 @@ from tests.training.tiny import (
     same_bits,
     weights,
 )
-from training.evaluation import evaluate
+from training.evaluation import evaluate, forward
 
 VOCAB_SIZE = 50
 
@@ -188,6 +188,6 @@ def test_each_step_and_evaluation_sees_the_weights_as_they_are() -> None:
         np.testing.assert_allclose(result.sums.asnumpy(), losses(own, batch)[1], rtol=1e-5)
         for name, parameter in trainable(fused.bert).items():
             parameter.set_data(mx.nd.array(after[name]))
-    found = evaluate(TASK, fused, [batch], LocalCommunicator(), mx.cpu())
-    expected = evaluate(TASK, own, [batch], LocalCommunicator(), mx.cpu())
+    found = evaluate(TASK, forward(TASK, fused, [batch], mx.cpu()), LocalCommunicator(), mx.cpu())
+    expected = evaluate(TASK, forward(TASK, own, [batch], mx.cpu()), LocalCommunicator(), mx.cpu())
     assert found["eval_mlm_loss"] == pytest.approx(expected["eval_mlm_loss"], rel=1e-5)

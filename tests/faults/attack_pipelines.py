@@ -51,10 +51,10 @@ PATCHES = {
     UNNAMED: MISSING[UNNAMED],
     # On all ranks: one alone that does not save with the others leaves them waiting.
     UNSAVED: """
-import training.loop
-save = training.loop.Loop._save
-training.loop.Loop._save = lambda self, planned, at_end: (
-    None if at_end and not self._complete() else save(self, planned, at_end)
+import training.last_good
+save = training.last_good.Checkpoints.save
+training.last_good.Checkpoints.save = lambda self, step, planned, ended, interrupted: (
+    None if interrupted and not ended else save(self, step, planned, ended, interrupted)
 )
 """,
 }
@@ -62,10 +62,10 @@ training.loop.Loop._save = lambda self, planned, at_end: (
 # Formatted with the first step whose checkpoint counts, and the moment.
 STOPPING_ITSELF = """
 import os, re, signal, threading
-import training.pipeline.saving, training.saving
+import training.pipeline.state, training.saving
 at, wanted = {step}, {moment!r}
 begin, receive, sync = (
-    training.saving.Saver.begin, training.pipeline.saving.Elsewhere.receive, os.fsync
+    training.saving.Saver.begin, training.pipeline.state.Elsewhere.receive, os.fsync
 )
 saved = 0
 def stop(moment):
@@ -88,7 +88,7 @@ def stop_and_sync(descriptor):
         stop(found[1])
     sync(descriptor)
 training.saving.Saver.begin = begin_step
-training.pipeline.saving.Elsewhere.receive = stop_and_receive
+training.pipeline.state.Elsewhere.receive = stop_and_receive
 os.fsync = stop_and_sync
 """
 

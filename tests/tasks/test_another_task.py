@@ -13,7 +13,7 @@ from bert.flops import Size, forward_flops
 from bert.model import HEADS
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
-from tasks.base import Figures, Floors, Panel
+from tasks.base import Figures, Floors, Panel, Task
 from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -41,14 +41,15 @@ class OrderLoss(mx.gluon.HybridBlock):
         return total * factor, F.BlockGrad(F.concat(total, F.sum(hits), dim=0))
 
 
-class SentenceOrder:
-    """The order of two sentences. See tasks.base.Task."""
+class SentenceOrder(Task):
+    """The order of two sentences."""
 
     name = "sentence order"
     heads = HEADS
     sums = ("order_loss", "order_correct")
     denominators = ("pairs",)
     judged = ("order_loss", "pairs")
+    shown = {"order_loss": ".3f"}
 
     def network(self, bert: Any, config: BertConfig, dtype: str, dropout: float, operators: str) -> OrderLoss:
         network = OrderLoss(bert)
@@ -68,12 +69,6 @@ class SentenceOrder:
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         pairs = totals["pairs"]
         return {"order_loss": totals["order_loss"] / pairs, "order_acc": totals["order_correct"] / pairs}
-
-    def line(self, figures: Figures, prefix: str = "") -> str:
-        return f"order_loss {figures[prefix + 'order_loss']:.3f}"
-
-    def short_line(self, figures: Figures) -> str:
-        return self.line(figures)
 
     def panels(self, floors: Floors) -> list[Panel]:
         return [Panel("order_loss", "sentence order", "nats", {"guessing": math.log(2)})]

@@ -18,7 +18,7 @@ import pytest
 from base.errors import InputError
 from tests.processes import LIMIT
 from training import checkpoint
-from training.checkpoint_facts import check_facts
+from training.checkpoint import check_facts
 from training.states_file import open_states
 
 FACTS = {
@@ -147,8 +147,8 @@ def test_wrong_content_with_the_right_checksum(folder: Path, change: dict[str, A
 
 @pytest.mark.parametrize(
     "content",
-    ["[" * 200_000, '{"a":' * 200_000, "[]", "5", "", '{"sha256": {}}'],
-    ids=["brackets", "braces", "list", "number", "empty", "checksum"],
+    ["[" * 200_000, '{"a":' * 200_000, "[]", "5", "", '{"sha256": {}}', '{"format": 1, "step": 6}'],
+    ids=["brackets", "braces", "list", "number", "empty", "checksum", "without"],
 )
 def test_manifests_that_are_none(folder: Path, content: str) -> None:
     (folder / "0000006.json").write_text(content)

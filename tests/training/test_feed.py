@@ -22,7 +22,7 @@ from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 from training.plan import make_plan
-from training.report import SilentReporter
+from training.report import Reporter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
@@ -41,7 +41,7 @@ class Rank(LocalCommunicator):
         self.barriers += 1
 
 
-class Notes(SilentReporter):
+class Notes(Reporter):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -278,17 +278,6 @@ class TestEvaluation:
         assert len(first) > 1 and same(first, list(begin()))
         assert {len(batch.input_ids) for batch in first[:-1]} == {4}
 
-    def test_it_does_not_depend_on_the_seed(self):
-        first = list(Prepared(self.ARGUMENTS).evaluation()())
-        assert same(first, list(Prepared(self.ARGUMENTS + " --lr 0.1 --seed 8").evaluation()()))
-
-    def test_it_is_tokenized_once(self, place):
-        Prepared(self.ARGUMENTS).evaluation()
-        stores = files(place, "ckpt/tokens/*/*")
-        assert stores
-        Prepared(self.ARGUMENTS + " --resume").evaluation()
-        assert files(place, "ckpt/tokens/*/*") == stores
-
     def test_ranks_divide_it(self):
         whole = list(Prepared(self.ARGUMENTS).evaluation()())
         divided = Prepared(self.ARGUMENTS, world_size=3)
@@ -326,7 +315,7 @@ def test_npz_files_for_training_are_divided_too():
     plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
     seen: list[list[int]] = []
     for rank in range(2):
-        feed = inputs.open_training(config, plan, 0, Rank(rank, 2), SilentReporter())
+        feed = inputs.open_training(config, plan, 0, Rank(rank, 2), Reporter())
         assert feed.context_free_loss is None
         seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
     assert len(seen[0]) == len(seen[1]) == 8

@@ -231,15 +231,6 @@ class TestVocabulary:
         Path("vocab.txt").write_text("\n".join(word for word in WORDS if word != token))
         assert refused().startswith(f"vocab.txt lacks {token}")
 
-    def test_missing_empty_or_twice(self, place):
-        assert "nowhere.txt" in refused(vocab="nowhere.txt")
-        Path("vocab.txt").write_text("")
-        assert refused().startswith("vocab.txt")
-        Path("vocab.txt").write_text("\n".join([*WORDS, "a"]))
-        assert refused().startswith("vocab.txt holds 'a' twice")
-        Path("vocab.txt").write_bytes(b"[MASK]\n\xff\xfe\n")
-        assert "vocab.txt, line 2" in refused()
-
     def test_a_sentencepiece_model_that_is_none(self, place):
         pytest.importorskip("sentencepiece")
         assert "nowhere.model" in refused("--sentencepiece", "nowhere.model", vocab="")
@@ -259,16 +250,6 @@ class TestFilesWithMasks:
         message = refused(raw=False, data=npz(input_ids=rows))
         assert "train.npz" in message and "input_ids" in message and "convert_npz" in message
         assert not Path("unpickled").exists()
-
-    def test_a_missing_array_and_a_damaged_file(self, place):
-        content = arrays()
-        del content["valid_lengths"]
-        np.savez("train.npz", **content)
-        message = refused(raw=False, data="train.npz")
-        assert message.startswith("train.npz") and "valid_lengths" in message
-        whole = Path(npz()).read_bytes()
-        Path("train.npz").write_bytes(whole[: len(whole) // 2])
-        assert "train.npz" in refused(raw=False, data="train.npz")
 
     def test_masks_that_are_there_already(self, place):
         message = refused("--whole_word_mask", raw=False, data=npz())

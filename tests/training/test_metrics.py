@@ -13,7 +13,7 @@ from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.pretraining.loss import SUMS
 from tests.training.tiny import TASK, joined, random_batch, tiny_network
-from training.evaluation import evaluate
+from training.evaluation import evaluate, forward
 from training.metrics import Gathered, Stopwatch, Totals, figures
 
 
@@ -131,7 +131,7 @@ class TestEvaluation:
         return tiny_network(dropout=0.5, spread=0.2)
 
     def run(self, network, batches) -> dict:
-        return evaluate(TASK, network, iter(batches), LocalCommunicator(), mx.cpu())
+        return evaluate(TASK, forward(TASK, network, iter(batches), mx.cpu()), LocalCommunicator(), mx.cpu())
 
     def test_means_over_the_whole_set_however_it_is_divided(self, network, batches):
         apart, together = self.run(network, batches), self.run(network, [joined(batches)])

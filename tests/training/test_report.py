@@ -25,7 +25,7 @@ from tests.processes import ROOT
 from tests.training.tiny import TASK
 from training import report
 from training.metrics import finite_or_none
-from training.report import Ending, RunReporter, SilentReporter, Span, plot_losses, read_metrics, summarize
+from training.report import Ending, Reporter, RunReporter, Span, plot_losses, read_metrics, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -71,12 +71,6 @@ class TestMetricsFile:
         reported(tmp_path, *written)
         lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         assert [strict(line) for line in lines] == written == read_metrics(str(tmp_path))
-
-    def test_a_line_can_be_read_at_once(self, tmp_path):
-        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
-        reporter.training(training(10))
-        assert read_metrics(str(tmp_path)) == [training(10)]
-        reporter.close()
 
     def test_nan_is_never_written(self, tmp_path):
         reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
@@ -129,9 +123,6 @@ class TestMetricsFile:
         reported(tmp_path)
         reported(tmp_path, training(10))
         assert sorted(path.name for path in tmp_path.glob("metrics*")) == ["metrics.jsonl"]
-
-    def test_reading_where_there_is_none(self, tmp_path):
-        assert read_metrics(str(tmp_path)) == []
 
 
 def events(directory: Path) -> Iterator[Any]:
@@ -338,19 +329,9 @@ class TestTerminal:
         assert ("mfu 43%" if progress == "bar" else "mfu 43.2%") in said
         assert shown.out.startswith("step 10  mlm_loss") == (progress == "lines")
 
-    def test_other_ranks_are_silent(self, capsys):
-        reporter = SilentReporter()
-        for say in (reporter.note, reporter.warn):
-            say("words")
-        reporter.advance(1)
-        reporter.training(training(1))
-        reporter.evaluation(evaluation(1))
-        reporter.close()
-        assert capsys.readouterr() == ("", "")
-
 
 class TestSummary:
-    class Notes(SilentReporter):
+    class Notes(Reporter):
         def __init__(self) -> None:
             self.lines: list[str] = []
 

@@ -36,7 +36,9 @@ from training.model import Model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
 from training.options import parse_options
-from training.report import SilentReporter
+from training.pipeline.options import PipelineConfig
+from training.pipeline.ranks import place_ranks
+from training.report import Reporter
 from training.run import Run as TrainingRun
 from training.saving import Saver
 from training.start.decision import decide
@@ -58,7 +60,7 @@ class Pair(LocalCommunicator):
 
 
 LOCAL, PAIR = LocalCommunicator(), Pair()
-INPUTS = Inputs(DataFiles("instances", ("x.npz",)), DataFiles(""), None, VOCAB_SIZE, 16)
+INPUTS = Inputs(None, VOCAB_SIZE, 16, train=DataFiles("instances", ("x.npz",)))
 BATCH = random_batch(np.random.default_rng(3), 4, 12, 4, least_masked=1)
 
 
@@ -97,17 +99,17 @@ class Run:
         """The run of two ranks that all this belongs to, as far as saving and restoring go."""
         model = Model(self.network.bert, self.network, mx.cpu(), "float32", "mxnet")
         return TrainingRun(
-            config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR,
+            config=run_config(options), inputs=INPUTS, task=TASK, ranks=place_ranks(PipelineConfig(), PAIR),
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
-            seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
+            seed=5, reporter=Reporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
-            saver=Saver(options.ckpt_dir, options.keep_checkpoints, SilentReporter()),
+            saver=Saver(options.ckpt_dir, options.keep_checkpoints, Reporter()),
         )  # fmt: skip
 
     def save(self, options: Any, step: int, position: int = 7) -> None:
         run = self.in_training(options, Start(), position)
         run.save(step)
-        run.saver.check(run.saver.finish(), run.saver.finite)
+        run.saver.take([run.saver.finish(), run.saver.finite])
 
     def restore(self, options: Any) -> Start:
         start = start_of(options)
@@ -158,42 +160,8 @@ class TestRoundTrip:
         assert facts["blocks"] == (3 << EPOCH_SHIFT) + 11
         assert facts["options"]["lr"] == 0.5 and facts["step"] == 4
 
-    def test_keep_checkpoints(self, tmp_path):
-        run, options = Run(), options_of(tmp_path, "--resume", "--keep_checkpoints", "2")
-        for step in (1, 2, 3):
-            run.save(options, step)
-        assert sorted(path.name for path in tmp_path.glob("*.params")) == ["0000002.params", "0000003.params"]
-
 
 class TestFinding:
-    @pytest.mark.parametrize("extension", [".params", ".states.npz", ".json"])
-    def test_a_damaged_newest_checkpoint_is_named_and_passed_over(self, tmp_path, extension):
-        first, options = Run(), options_of(tmp_path, "--resume")
-        first.train(1, 1)
-        first.save(options, 1)
-        saved = first.everything()
-        first.train(2, 2)
-        first.save(options, 2)
-        path = tmp_path / f"0000002{extension}"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-
-        second = Run(seed=9)
-        found = second.restore(options)
-        assert found.step == 1 and same_bits(second.everything(), saved)
-        (message,) = found.messages
-        assert str(path) in message and "passed over" in message and "\n" not in message
-
-    def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(self, tmp_path):
-        run = Run()
-        run.save(options_of(tmp_path), 2)
-        (tmp_path / "0000002.params").write_bytes(b"short")
-        with pytest.raises(InputError, match=r"0000002\.params"):
-            start_of(options_of(tmp_path, "--start_step", "2"))
-        with pytest.raises(InputError, match="--start_step 3"):
-            start_of(options_of(tmp_path, "--start_step", "3"))
-
     def test_start_step_takes_that_step_and_not_the_newest(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--start_step", "1")
         run.train(1, 1)
@@ -208,12 +176,6 @@ class TestFinding:
         found = start_of(options_of(tmp_path, "--resume"))
         assert found.step == 0 and found.checkpoint is None and found.facts == {}
         assert found.messages == ()
-
-    def test_a_new_run_takes_nothing_and_leaves_what_is_there(self, tmp_path):
-        Run().save(options_of(tmp_path), 2)
-        assert start_of(options_of(tmp_path), trains=False) == Start()
-        with pytest.raises(InputError, match="holds checkpoints up to step 2"):
-            start_of(options_of(tmp_path))
 
 
 def test_published_parameters_begin_a_run_and_never_replace_a_checkpoints(tmp_path):
@@ -244,19 +206,6 @@ class TestBareParameters:
         assert position_to_continue(found, vars(options), 4, DATA_OPTIONS) == (2 * 3 * 4, []), (
             "as many batches as its steps have taken on all ranks"
         )
-
-    @pytest.mark.parametrize("other", ["bert_1_32_4", "bert_2_64_4", "bert_3_32_4"])
-    def test_of_another_model_it_is_one_clear_line(self, tmp_path, other):
-        tiny_network(model=other).bert.save_parameters(str(tmp_path / "0000002.params"))
-        with pytest.raises(InputError, match=r"0000002\.params .*name its model and vocabulary") as caught:
-            Run().restore(options_of(tmp_path, "--start_step", "2"))
-        assert "\n" not in str(caught.value)
-
-    def test_bytes_that_are_no_parameters(self, tmp_path):
-        (tmp_path / "0000002.params").write_bytes(b"something else altogether")
-        with pytest.raises(InputError, match=r"0000002\.params") as caught:
-            Run().restore(options_of(tmp_path, "--start_step", "2"))
-        assert "\n" not in str(caught.value)
 
     def test_a_float32_file_starts_a_float16_run(self, tmp_path):
         trained = Run(seed=1)

@@ -20,11 +20,11 @@ from tests.training.tiny import make_step, random_batch, tiny_network
 from training import saving
 from training.checkpoint import list_steps, newest_complete
 from training.optimizer.moments import MomentType
-from training.report import SilentReporter
+from training.report import Reporter
 from training.saving import Saver, copied_bytes
 
 
-class Heard(SilentReporter):
+class Heard(Reporter):
     def __init__(self):
         self.notes, self.warnings = [], []
 
@@ -113,8 +113,7 @@ def test_the_update_of_a_step_waits_for_the_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "_copy", slow)
     with saver_of(tmp_path) as saver:
         saver.begin(1, arrays, optimizer.state_views(), {})
-        result = step(2, [batch], 0.01, True, lambda: [saver.sound()])
-        assert list(result.agreed) == [True]
+        step(2, [batch], 0.01, True, [saver])
     found = read(tmp_path, 1)
     assert found["t"] == 0 and optimizer.t == 1
     for name, array in before.items():
@@ -164,18 +163,18 @@ def test_a_full_disk_is_reported_at_the_next_step_and_the_last_checkpoint_stays(
             while saver.sound():  # the steps that follow
                 time.sleep(0.001)
             saver.begin(3, *state(3.0), {})  # nothing more is written
-            saver.check(saver.sound(), saver.finite)
+            saver.take([saver.sound(), saver.finite])
     assert sorted(os.listdir(tmp_path)) == [f"0000001{each}" for each in (".json", ".params", ".states.npz")]
     assert not reporter.warnings  # it is the exception itself
     with pytest.raises(TrainingError, match="rank 0 could not save"):
-        saver_of(tmp_path).check(False, True)  # another rank, which has agreed
+        saver_of(tmp_path).take([False, True])  # another rank, which has agreed
 
 
 def test_a_defect_in_the_thread_ends_the_run_too(tmp_path):
     with saver_of(tmp_path) as saver:
         saver.begin(1, {"a": np.ones(3, np.complex64)}, {}, {})  # the format has no such numbers
         with pytest.raises(ValueError, match="complex64"):
-            saver.check(saver.finish(), saver.finite)
+            saver.take([saver.finish(), saver.finite])
 
 
 @pytest.mark.parametrize("free", [1e9, 0])
@@ -187,9 +186,9 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path, free):
         saver.begin(1, parameters, states, {})
         assert not saver.finish() and not saver.finite and list_steps(str(tmp_path)) == []
         with pytest.raises(NotFiniteError, match="at step 1, so it is not saved"):
-            saver.check(False, saver.finite)
+            saver.take([False, saver.finite])
     with pytest.raises(NotFiniteError, match="rank 0 has not saved"):
-        saver_of(tmp_path).check(False, False)
+        saver_of(tmp_path).take([False, False])
 
 
 @pytest.mark.parametrize(("kind", "steps"), [(RuntimeError, [1]), (KeyboardInterrupt, [])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Iterator, Mapping, Protocol
 
 import numpy as np
 
@@ -13,15 +13,13 @@ from comm.base import Communicator
 from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, TrainingOrder
 from data.fingerprint import DIGITS
 from data.sharing import Share
-from data.tokenizing.vocab import Vocabulary
 from tasks.base import Collector
 from training.config import RunConfig
 from training.feed import EvaluationFeed, Feed, FileFeed
 from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
 from training.plan import RunPlan
 from training.report import Reporter
-from training.run_inputs import About, RunInputs
-from training.start.start import Start
+from training.run_inputs import RunInputs
 
 _TOGETHER = 512  # examples of a batch whose digest is computed
 
@@ -44,29 +42,17 @@ class EvaluationExamples(TrainingExamples, Protocol):
 
 
 @dataclass(frozen=True)
-class FinetuningInputs:
-    """See training.run_inputs.RunInputs. `training` and `evaluation` are None where there is none."""
+class FinetuningInputs(RunInputs):
+    """Examples to train and to evaluate on, None where there are none, and passes over the former."""
 
-    training: TrainingExamples | None
-    evaluation: EvaluationExamples | None
-    vocabulary: Vocabulary | None
-    vocab_size: int
-    max_seq_length: int
-    epochs: float
-    start: Start = Start()
-    messages: tuple[str, ...] = ()
-    data_options: Sequence[str] = ()
-    evaluation_options: Sequence[str] = ()
-    about: About = About()
+    training: TrainingExamples | None = None
+    evaluation: EvaluationExamples | None = None
+    epochs: float = 1.0
 
     @property
     def trains(self) -> bool:
         """Whether there is something to train on."""
         return self.training is not None
-
-    def completed(self, config: RunConfig, communicator: Communicator) -> FinetuningInputs:
-        """These: nothing is downloaded."""
-        return self
 
     def contents(self, config: RunConfig) -> Mapping[str, str]:
         """The vocabulary, and all examples as the network sees them."""
@@ -76,9 +62,6 @@ class FinetuningInputs:
             if examples is not None:
                 found[f"the {name} data"] = _fingerprint(examples)
         return found
-
-    def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
-        """Nothing to do: all of the data has been read."""
 
     def plan(self, config: RunConfig, world_size: int) -> RunPlan:
         """As `make_finetuning_plan`. Raises InputError for fewer examples than a step has."""

@@ -1,4 +1,4 @@
-"""The place of each rank of a run whose layers lie on several ranks: its stage, and the replica it is in.
+"""Coordinates of the ranks of a run whose layers lie on several ranks: the stage and the replica of each.
 
 A run of `stages` stages and R replicas has stages x R ranks. The ranks are put in an order, and consecutive
 groups of `stages` of them are one replica, in the order of its stages:
@@ -25,8 +25,8 @@ SHOWN = 3  # links in a warning
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a rank: replica `data_rank` of `data_size`, stage `stage` of `stages`."""
+class Coordinates:
+    """A rank: replica `data_rank` of `data_size`, stage `stage` of `stages`."""
 
     data_rank: int
     data_size: int
@@ -105,12 +105,12 @@ def stage_groups(slots_per_host: Sequence[int], stages: int, placement: str) -> 
     return tuple(zip(*replica_groups(slots_per_host, stages, placement)))
 
 
-def place_of(rank: int, slots_per_host: Sequence[int], stages: int, placement: str) -> Place:
-    """The place of a global rank. For the arguments and errors see `replica_groups`."""
+def coordinates_of(rank: int, slots_per_host: Sequence[int], stages: int, placement: str) -> Coordinates:
+    """The coordinates of a global rank. For the arguments and errors see `replica_groups`."""
     replicas = replica_groups(slots_per_host, stages, placement)
     for data_rank, replica in enumerate(replicas):
         if rank in replica:
-            return Place(data_rank, len(replicas), replica.index(rank), stages)
+            return Coordinates(data_rank, len(replicas), replica.index(rank), stages)
     raise ValueError(f"rank {rank} is not one of {sum(slots_per_host)}")
 
 

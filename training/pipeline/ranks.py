@@ -1,4 +1,4 @@
-"""The ranks of a run with pipelines, as one of them sees them: its place, its neighbours and its group."""
+"""The ranks of a run, as one of them sees them: its coordinates, its neighbours and its group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from comm.base import Communicator, DelegatingCommunicator
 from training.exchange import broadcast_json
 from training.pipeline.options import PipelineConfig
 from training.pipeline.placement import (
-    Place,
+    Coordinates,
+    coordinates_of,
     hosts_of_ranks,
     own_host,
-    place_of,
     placement_warnings,
     replica_groups,
 )
@@ -28,11 +28,11 @@ TIED, PARAMETERS, STATE = range(2 * _MICRO_BATCHES, 2 * _MICRO_BATCHES + 3)
 
 @dataclass(frozen=True)
 class Ranks:
-    """Every rank in its place.
+    """All ranks and their coordinates. Without pipelines each is a replica, and all are the group.
 
     Attributes:
         config: of the pipelines.
-        place: of this rank.
+        coordinates: of this rank.
         replicas: global ranks of each replica, in the order of its stages.
         world: the exchange between all ranks.
         group: that between the ranks of this stage, in the order of the replicas.
@@ -41,7 +41,7 @@ class Ranks:
     """
 
     config: PipelineConfig
-    place: Place
+    coordinates: Coordinates
     replicas: tuple[tuple[int, ...], ...]
     world: Communicator
     group: Communicator
@@ -53,18 +53,30 @@ class Ranks:
         return replace(self, parts=tuple(ModelPart(bert, begin, end) for begin, end in split.ranges))
 
     @property
+    def pipelined(self) -> bool:
+        """Whether the layers lie on several ranks."""
+        return self.coordinates.stages > 1
+
+    @property
+    def readers(self) -> Communicator:
+        """The exchange as those see it who read data."""
+        return Readers(self) if self.pipelined else self.world
+
+    @property
     def part(self) -> ModelPart:
         """The part that this rank holds."""
-        return self.parts[self.place.stage]
+        return self.parts[self.coordinates.stage]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """This rank's place and part, for a trace."""
-        place, part = self.place, self.part
+        """This rank's coordinates and part, for a trace; nothing without pipelines."""
+        if not self.pipelined:
+            return {}
+        here, part = self.coordinates, self.part
         return {
-            "stage": place.stage,
-            "stages": place.stages,
-            "replica": place.data_rank,
+            "stage": here.stage,
+            "stages": here.stages,
+            "replica": here.data_rank,
             "schedule": self.config.schedule,
             "stage_layers": [part.begin, part.end],
         }
@@ -72,12 +84,12 @@ class Ranks:
     @property
     def previous(self) -> int:
         """The rank of the stage before; not for the first."""
-        return self._own[self.place.stage - 1]
+        return self._own[self.coordinates.stage - 1]
 
     @property
     def next(self) -> int:
         """The rank of the stage behind; not for the last."""
-        return self._own[self.place.stage + 1]
+        return self._own[self.coordinates.stage + 1]
 
     @property
     def tied(self) -> int | None:
@@ -85,14 +97,14 @@ class Ranks:
         where the decoder's weight is another."""
         if not self.part.config.tied:
             return None
-        if self.place.first:
+        if self.coordinates.first:
             return self._own[-1]
-        return self._own[0] if self.place.last else None
+        return self._own[0] if self.coordinates.last else None
 
     @property
     def leads(self) -> bool:
         """Whether this rank speaks for its stage, as the one of the first replica."""
-        return self.place.data_rank == 0
+        return self.coordinates.data_rank == 0
 
     def leaders_with(self, name: str) -> Iterator[int]:
         """The ranks of the first replica that hold a parameter, by its structural name."""
@@ -102,7 +114,7 @@ class Ranks:
 
     @property
     def _own(self) -> tuple[int, ...]:
-        return self.replicas[self.place.data_rank]
+        return self.replicas[self.coordinates.data_rank]
 
 
 class Readers(DelegatingCommunicator):
@@ -111,25 +123,29 @@ class Readers(DelegatingCommunicator):
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(ranks.world)
-        self.rank, self.size = ranks.place.data_rank, ranks.place.data_size
+        self.rank, self.size = ranks.coordinates.data_rank, ranks.coordinates.data_size
 
 
 def place_ranks(config: PipelineConfig, communicator: Communicator) -> Ranks:
-    """Puts every rank in its place; every rank calls it, once.
+    """Gives every rank its coordinates; every rank calls it, once in a launch.
 
     Raises:
         InputError: a number of ranks that are not whole replicas, or ranks that are not numbered one host
             after the other; a communicator without groups.
     """
+    rank, size = communicator.rank, communicator.size
+    if config.stages == 1:
+        alone = tuple((each,) for each in range(size))
+        return Ranks(config, Coordinates(rank, size, 0, 1), alone, communicator, communicator)
     own = [own_host(), communicator.local_rank]
-    found = [broadcast_json(own, communicator, rank) for rank in range(communicator.size)]
+    found = [broadcast_json(own, communicator, each) for each in range(size)]
     hosts = hosts_of_ranks([(str(name), int(local)) for name, local in found])
     slots = [host.slots for host in hosts]
     replicas = replica_groups(slots, config.stages, config.placement)
-    place = place_of(communicator.rank, slots, config.stages, config.placement)
+    here = coordinates_of(rank, slots, config.stages, config.placement)
     group = communicator.groups(list(zip(*replicas)))
     warnings = placement_warnings(hosts, config.stages, config.placement)
-    return Ranks(config, place, replicas, communicator, group, tuple(warnings))
+    return Ranks(config, here, replicas, communicator, group, tuple(warnings))
 
 
 def check_same(configs: Sequence[PipelineConfig]) -> None:

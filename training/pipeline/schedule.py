@@ -1,4 +1,4 @@
-"""The order of a stage's forward and backward passes in a step. Standard library only.
+"""The order of a stage's forward and backward passes in a step, and what it costs. MXNet is not imported.
 
 Both schedules run the backward passes of all stages in the order of the micro-batches, so that gradients are
 summed in one order, and every stage can begin its next pass as soon as its neighbours' messages are there:
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Iterator, NamedTuple
 
-from training.pipeline.options import GPIPE
+from training.pipeline.options import GPIPE, ONE_F_ONE_B, PipelineConfig
 
 
 class Pass(NamedTuple):
@@ -32,3 +32,18 @@ def passes(schedule: str, stage: int, stages: int, micro_batches: int) -> Iterat
         if number + ahead < micro_batches:
             yield Pass(True, number + ahead)
         yield Pass(False, number)
+
+
+def micro_batches_kept(pipeline: PipelineConfig, accumulate: int, stage: int) -> int:
+    """Micro-batches whose activations a stage keeps at once, of `accumulate` in a step: under GPipe all
+    (Huang et al., arXiv:1811.06965), under 1F1B one for each stage from this one on (Narayanan et al.,
+    arXiv:2104.04473, section 2.2)."""
+    if pipeline.schedule == ONE_F_ONE_B:
+        return min(accumulate, pipeline.stages - stage)
+    return accumulate if pipeline.stages > 1 else 1
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Share of a step's time in which an evenly split pipeline waits, under either schedule (the same
+    section)."""
+    return (stages - 1) / (micro_batches + stages - 1)

@@ -38,8 +38,8 @@ class Split:
 
 
 class Costs(NamedTuple):
-    """Work of a micro-batch by its place in the network: the embeddings, a layer, the top layer, the heads.
-    In operations of a forward pass (bert.flops) or in any other unit."""
+    """Work of a micro-batch by its part of the network: the embeddings, a layer, the top layer, the heads. In
+    operations of a forward pass (bert.flops) or in any other unit."""
 
     embeddings: float
     layer: float
@@ -86,11 +86,6 @@ def given_split(counts: Sequence[int], stages: int, layers: int) -> Split:
             "split is used without this option"
         )
     return make_split(counts)
-
-
-def choose_split(given: Sequence[int] | None, costs: Costs, stages: int, layers: int) -> Split:
-    """The split of a run: as `given_split`, or where none is given as `balanced_split`."""
-    return balanced_split(costs, stages, layers) if given is None else given_split(given, stages, layers)
 
 
 def balanced_split(costs: Costs, stages: int, layers: int) -> Split:

@@ -1,23 +1,124 @@
 """An optimizer step over the stages of a pipeline: the micro-batches pass through them and their gradients
-back, and what is decided once for the model is decided over all ranks."""
+back, and what is decided once for the model is decided over all ranks.
+
+Every receive is posted one message ahead: what the neighbour sends while this stage computes arrives
+meanwhile. No send is waited for before what must be received first: the waits follow the order of the passes,
+which is free of circles, so the stages cannot block each other.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from typing import Any, Callable, ContextManager, NamedTuple, Sequence
+from collections import deque
+from typing import Any, Callable, ContextManager, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
 from bert.model import trained
 from bert.weights.names import EMBEDDING
+from comm.base import Communicator, Pending
 from tasks.base import StageNetwork, Task
 from training.optimizer.optimizer import Optimizer, global_norm
 from training.optimizer.scaler import LossScaler
 from training.pipeline.ranks import TIED, Ranks, activation_tag, gradient_tag
 from training.pipeline.schedule import passes
-from training.pipeline.stream import Incoming, Outgoing, Rooms, shapes_of
 from training.step import StepSettings, TrainStep
+
+Room = Callable[[int], mx.nd.NDArray]
+AHEAD = 2  # messages for which a receive is posted: the one waited for, and the next
+_EVALUATED_AHEAD = 2  # messages that a stage may be ahead of the next in an evaluation
+
+
+class Rooms:
+    """Arrays that messages are received into, used again when they have been given back; `with_gradient`:
+    each has room for its gradient, which a backward pass leaves there."""
+
+    def __init__(self, device: mx.Context, with_gradient: bool) -> None:
+        self._device = device
+        self._with_gradient = with_gradient
+        self._free: dict[tuple[Any, ...], list[mx.nd.NDArray]] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: str) -> mx.nd.NDArray:
+        """An array of this shape and dtype, of any content."""
+        free = self._free.setdefault((shape, dtype), [])
+        if free:
+            return free.pop(0)  # the one that has waited longest: nobody computes with it any more
+        array = mx.nd.zeros(shape, ctx=self._device, dtype=dtype)
+        if self._with_gradient:
+            array.attach_grad()
+        return array
+
+    def give_back(self, array: mx.nd.NDArray) -> None:
+        """Takes back an array that nobody uses any more."""
+        self._free.setdefault((array.shape, array.dtype.__name__), []).append(array)
+
+
+class Incoming:
+    """The messages of a step from one neighbour, in the order of the micro-batches.
+
+    Args:
+        source: the neighbour's rank.
+        tag: of a micro-batch's message. room: an array for it.
+        count: micro-batches of the step.
+    """
+
+    def __init__(
+        self, communicator: Communicator, source: int, tag: Callable[[int], int], room: Room, count: int
+    ) -> None:
+        self._communicator = communicator
+        self._source, self._tag, self._room = source, tag, room
+        self._count = count
+        self._posted: deque[tuple[mx.nd.NDArray, Pending]] = deque()
+        self._next = 0
+        while self._next < min(AHEAD, count):
+            self._post()
+
+    def take(self) -> mx.nd.NDArray:
+        """Waits for the next message and returns it."""
+        array, pending = self._posted.popleft()
+        pending.wait()
+        if self._next < self._count:
+            self._post()
+        return array
+
+    def _post(self) -> None:
+        array = self._room(self._next)
+        pending = self._communicator.receive(array, self._source, self._tag(self._next))
+        self._posted.append((array, pending))
+        self._next += 1
+
+
+class Outgoing:
+    """Messages to a neighbour that are on their way, and what is to be done when they have left."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._sent: deque[tuple[Pending, Callable[[], None]]] = deque()
+
+    def send(
+        self, array: mx.nd.NDArray, to: int, tag: int, then: Callable[[], None] = lambda: None
+    ) -> Pending:
+        """Sends when the array has been written; `then` is called at some time after it has left."""
+        self._settle()
+        pending = self._communicator.send(array, to, tag)
+        self._sent.append((pending, then))
+        return pending
+
+    def limit(self, most: int) -> None:
+        """Waits until no more than `most` messages are on their way."""
+        while len(self._sent) > most:
+            self._pop()
+
+    def _settle(self) -> None:
+        while self._sent and self._sent[0][0].done():
+            self._pop()
+
+    def _pop(self) -> None:
+        pending, then = self._sent.popleft()
+        pending.wait()
+        then()
 
 
 class _Kept(NamedTuple):
@@ -61,9 +162,9 @@ class PipelineStep(TrainStep):
         )  # around waits, for traces
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
-        ranks, place, network = self._ranks, self._ranks.place, self._network
-        shapes = shapes_of(batches)
-        factors = self._factors(batches, ranks.group) if place.last else []
+        ranks, here, network = self._ranks, self._ranks.coordinates, self._network
+        shapes = [batch.input_ids.shape for batch in batches]
+        factors = self._factors(batches, ranks.group) if here.last else []
         self._pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
@@ -73,12 +174,12 @@ class PipelineStep(TrainStep):
 
         count = len(batches)
         activations = gradients = None
-        if not place.first:
+        if not here.first:
             activations = Incoming(ranks.world, ranks.previous, activation_tag, room(self._rooms), count)
-        if not place.last:
+        if not here.last:
             gradients = Incoming(ranks.world, ranks.next, gradient_tag, room(self._gradient_rooms), count)
         kept: dict[int, _Kept] = {}
-        for forward, number in passes(ranks.config.schedule, place.stage, place.stages, count):
+        for forward, number in passes(ranks.config.schedule, here.stage, here.stages, count):
             if forward:
                 inputs = self._taken(activations)
                 output, sums = self._forward(step, number, batches[number], inputs, factors)
@@ -113,7 +214,7 @@ class PipelineStep(TrainStep):
             # Handles of their own for the factors: see bert.fused._Packed.
             own = [factor.detach() for factor in factors]
             outputs = network(*([] if inputs is None else [inputs]), *arrays, *own)
-        if self._ranks.place.last:
+        if self._ranks.coordinates.last:
             loss, sums, *_ = outputs
             return loss, sums
         return outputs, None
@@ -156,9 +257,36 @@ class PipelineStep(TrainStep):
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm over all stages; the word embedding counts once. Every stage adds the square of its own
         norm: beside that of a single process the result is rounded in another order."""
-        place = self._ranks.place
-        counted = [each for index, each in enumerate(gradients) if place.first or index != self._tied]
+        here = self._ranks.coordinates
+        counted = [each for index, each in enumerate(gradients) if here.first or index != self._tied]
         own = global_norm(counted, self._optimizer.native)  # the one wait for the device
         squares = mx.nd.array([own * own], ctx=mx.cpu(), dtype="float64")
         self._ranks.world.average([squares])
-        return math.sqrt(float(squares.asscalar()) * place.stages)
+        return math.sqrt(float(squares.asscalar()) * here.stages)
+
+
+def forward_stages(
+    task: Task, network: StageNetwork, batches: Iterable[Any], ranks: Ranks, device: mx.Context
+) -> Iterator[tuple[Any, Sequence[mx.nd.NDArray]]]:
+    """`training.evaluation.forward` over the stages; every rank goes through it, with the batches of its
+    replica. The last stage alone has outputs, the others nothing."""
+    here = ranks.coordinates
+    network.pack_weights()
+    unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators) if here.last else []
+    rooms, outgoing = Rooms(device, with_gradient=False), Outgoing(ranks.world)
+    for number, batch in zip(itertools.count(), batches):
+        arrays = task.inputs(batch, device)[network.takes]
+        if not here.first:
+            inputs = rooms.take(*network.activations(*batch.input_ids.shape))
+            ranks.world.receive(inputs, ranks.previous, activation_tag(number)).wait()
+            arrays = [inputs, *arrays]
+        outputs = network(*arrays, *unscaled)  # outside record: no dropout
+        if here.last:
+            yield batch, outputs
+        else:
+            # A copy: the network may use the memory of its outputs again for the next batch.
+            outgoing.send(outputs.copy(), ranks.next, activation_tag(number))
+            outgoing.limit(_EVALUATED_AHEAD)
+        if not here.first:
+            rooms.give_back(inputs)
+    outgoing.limit(0)

@@ -5,7 +5,7 @@ trace           events of a trace
 kinds           kinds of work, by an operator's name and neighbours
 intervals       arithmetic of time intervals
 breakdown       a trace to numbers
-table, picture  the numbers for people
 stages          the stages of pipelines on one time axis
+table, picture  the numbers for people
 peak            the rate of a large matrix product
 """

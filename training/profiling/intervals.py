@@ -32,15 +32,15 @@ def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[I
     for start, end in union(intervals):
         while first < len(gaps) and gaps[first][1] <= start:
             first += 1
-        place = start
+        begin = start
         for gap in gaps[first:]:
             if gap[0] >= end:
                 break
-            if gap[0] > place:
-                remaining.append((place, gap[0]))
-            place = max(place, gap[1])
-        if place < end:
-            remaining.append((place, end))
+            if gap[0] > begin:
+                remaining.append((begin, gap[0]))
+            begin = max(begin, gap[1])
+        if begin < end:
+            remaining.append((begin, end))
     return remaining
 
 

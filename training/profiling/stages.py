@@ -11,24 +11,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from base.files import replacing
 from base.tables import Row, Table
-from training.pipeline.shares import bubble
+from training.pipeline.schedule import bubble
 from training.profiling.intervals import Interval, clip, intersect, subtract, total, union
 from training.profiling.kinds import ATTENTION, COMMUNICATION, PRODUCTS
 from training.profiling.trace import STAGE_WAIT, Trace
 
 FIGURES = ("forward", "backward", "filling", "waiting", "draining", "other", "after")
-_COLOURS = {
-    "forward": "#3b6ea5",
-    "backward": "#1b9e77",
-    STAGE_WAIT: "#f2c6c8",
-    "averages, norm, update": "#e6a532",
-    COMMUNICATION: "#c44e52",
-}
 
 
-class _Passes(NamedTuple):
+class Passes(NamedTuple):
     """A rank's part of a step, in microseconds of the clock that all ranks share. `window`: from the first
     rank's beginning to the last one's last backward pass; `first`, `last`: of this rank's passes."""
 
@@ -57,17 +49,17 @@ def staged(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def stage_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """For each of `staged`: its place, and FIGURES in milliseconds a step; "other" is neither work nor a wait
-    for a stage: Python, data, a message on its way out."""
+    """For each of `staged`: its coordinates, and FIGURES in milliseconds a step; "other" is neither work nor
+    a wait for a stage: Python, data, a message on its way out."""
     found = []
     for trace in traces:
         sums = dict.fromkeys(FIGURES, 0.0)
         for name in _steps(traces):
             for figure, time in _figures(_passes(trace, _replica(trace, traces), name)).items():
                 sums[figure] += time / 1e3 / len(_steps(traces))
-        place = {name: trace.facts[name] for name in ("rank", "stage", "stages", "replica", "schedule")}
+        facts = {name: trace.facts[name] for name in ("rank", "stage", "stages", "replica", "schedule")}
         micro_batches = len((trace.facts.get("batches") or [[]])[0])
-        found.append({**place, "micro_batches": micro_batches, "ms": sums})
+        found.append({**facts, "micro_batches": micro_batches, "ms": sums})
     return found
 
 
@@ -96,37 +88,11 @@ def stage_table(figures: Sequence[dict[str, Any]]) -> Table:
     return Table(title, ("rank", "replica", "stage", *FIGURES, "bubble"), rows, names=3, notes=notes)
 
 
-def draw_stages(path: str, traces: Sequence[Trace]) -> None:
-    """Writes a PNG of one step of all stages. OSError when the file cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 1.6 + 0.6 * len(traces)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+def median_step(traces: Sequence[Trace]) -> tuple[str, list[Passes]]:
+    """The step in the middle of those that all ranks have traced: its name, and each rank's part of it."""
     names = _steps(traces)
     name = names[len(names) // 2]
-    passes = [_passes(trace, _replica(trace, traces), name) for trace in traces]
-    begin = min(each.window[0] for each in passes)
-    for row, each in enumerate(passes):
-        after = [(each.window[1], each.end)]
-        drawn = (each.waits, after, each.travels, each.forward, each.backward)
-        kinds = (STAGE_WAIT, "averages, norm, update", COMMUNICATION, "forward", "backward")
-        for kind, times in zip(kinds, drawn):
-            bars = [((start - begin) / 1e3, (end - start) / 1e3) for start, end in times]
-            height = (row + 0.1, 0.8) if kind != COMMUNICATION else (row + 0.75, 0.15)
-            axes.broken_barh(
-                bars, height, facecolor=_COLOURS[kind], linewidth=0, label=kind if row == 0 else None
-            )
-    axes.axvline((max(each.window[1] for each in passes) - begin) / 1e3, color="#222222", linewidth=0.8)
-    labels = [f"replica {trace.facts['replica']}, stage {trace.facts['stage']}" for trace in traces]
-    axes.set_yticks([row + 0.5 for row in range(len(traces))], labels)
-    axes.set_ylim(len(traces), 0)
-    axes.margins(x=0)
-    axes.set(title=f"{name}: the passes of all stages end at the line", xlabel="ms")
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
-    with replacing(path) as handle:
-        figure.savefig(handle, format="png", metadata={"Software": None})
+    return name, [_passes(trace, _replica(trace, traces), name) for trace in traces]
 
 
 def _steps(traces: Sequence[Trace]) -> list[str]:
@@ -142,7 +108,7 @@ def _replica(trace: Trace, traces: Sequence[Trace]) -> list[Trace]:
     return [each for each in traces if each.facts["replica"] == trace.facts["replica"]]
 
 
-def _passes(trace: Trace, replica: Sequence[Trace], name: str) -> _Passes:
+def _passes(trace: Trace, replica: Sequence[Trace], name: str) -> Passes:
     """A rank's part of the step of this name."""
     bounds = [_bounds(each, name) for each in replica]
     window = min(begin for begin, *_ in bounds), max(last for _, _, last, _ in bounds)
@@ -155,7 +121,7 @@ def _passes(trace: Trace, replica: Sequence[Trace], name: str) -> _Passes:
     computing = [each for each in trace.operators if each.kind != COMMUNICATION]
     backward = union(times([(each.start, each.end) for each in computing if each.backward]))
     forward = union(times([(each.start, each.end) for each in computing if not each.backward]))
-    return _Passes(
+    return Passes(
         window,
         first,
         last,
@@ -177,7 +143,7 @@ def _bounds(trace: Trace, name: str) -> tuple[float, float, float, float]:
     return tuple(time + trace.clock for time in (step.start, first, min(last, step.end), step.end))  # type: ignore[return-value]
 
 
-def _figures(passes: _Passes) -> dict[str, float]:
+def _figures(passes: Passes) -> dict[str, float]:
     """FIGURES of one step in microseconds."""
     idle = subtract([passes.window], [*passes.forward, *passes.backward])
     between = clip(idle, (passes.first, passes.last))

@@ -150,12 +150,12 @@ def _times(events: Sequence[dict[str, Any]], mark: str) -> list[float]:
 def _before_first_call(steps: Sequence[Step], calls: Sequence[tuple[float, float, str]]) -> list[Interval]:
     """Python first takes its batches, without MXNet; then it calls MXNet for the first time in the step."""
     windows = []
-    place = 0
+    index = 0
     for step in steps:
-        while place < len(calls) and calls[place][0] < step.start:
-            place += 1
-        if place < len(calls):
-            windows.append((step.start, min(step.end, calls[place][0])))
+        while index < len(calls) and calls[index][0] < step.start:
+            index += 1
+        if index < len(calls):
+            windows.append((step.start, min(step.end, calls[index][0])))
     return windows
 
 
@@ -180,9 +180,9 @@ def chrome_events(trace: Trace, offset: float = 0.0) -> list[dict[str, Any]]:
     for operator in trace.operators:
         row = f"operators {operator.queue}"
         if operator.kind == COMMUNICATION:
-            place = next((i for i, end in enumerate(ends) if end <= operator.start), len(ends))
-            ends[place : place + 1] = [operator.end]
-            row = f"communication {place}"
+            index = next((i for i, end in enumerate(ends) if end <= operator.start), len(ends))
+            ends[index : index + 1] = [operator.end]
+            row = f"communication {index}"
         add(row, operator.name, operator.kind, operator.start, operator.end, queue=operator.queue)
     for name in PYTHON:
         for start, end in trace.python.get(name, []):

@@ -23,7 +23,6 @@ from training.results.record import (
     FINISHED,
     NO_MEMORY,
     NOT_FINITE,
-    Result,
     has_result,
     read_result,
 )
@@ -251,17 +250,6 @@ def read_plan(folder: str) -> Plan:
         raise InputError(f"{path} is damaged ({error}); remove it with its folder, and run again") from error
 
 
-def results_of_members(folder: str) -> list[tuple[Member, Result | None]]:
-    """Each member of a folder with its results, None where it has none.
-
-    Raises:
-        InputError: as `read_plan` and `read_result`.
-    """
-    members = read_plan(folder).members
-    folders = [os.path.join(folder, member.name) for member in members]
-    return [(member, read_result(own) if has_result(own) else None) for member, own in zip(members, folders)]
-
-
 def run_members(
     plan: Plan, folder: str, run: RunMember, communicator: Communicator, note: Callable[[str], None]
 ) -> int:
@@ -298,8 +286,8 @@ def run_members(
         bad = [f"{name}: {status}" for name, status in ended.items() if status != FINISHED]
         which = f" ({'; '.join(bad)})" if bad else ""
         note(f"{len(ended)} of {len(plan.members)} runs have ended before{which}")
-    for place, member in enumerate(remaining):
-        if place:
+    for index, member in enumerate(remaining):
+        if index:
             if communicator.all_agree([stop.exit_code is None]) != [True]:
                 note(f"stopped by a signal before {member.name}; --resume continues")
                 return stop.exit_code or 143

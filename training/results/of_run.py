@@ -42,17 +42,17 @@ def recording(run: Run) -> Iterator[Recorder]:
     Whatever ends the block is recorded. A run that is called again after its end keeps the results it has.
     """
     hosts = count_hosts(run.communicator)
-    place = run.config.checkpoint.ckpt_dir
+    folder = run.config.checkpoint.ckpt_dir
     if run.communicator.rank != 0:
-        yield Recorder(place, _setting(run, hosts, None, {}), active=False)
+        yield Recorder(folder, _setting(run, hosts, None, {}), active=False)
         return
     before = _before(run)
     facts = machine.describe(ROOT)
     if run.model.device.device_type == "gpu":
         facts["gpu"] = machine.gpus()
-    recorder = Recorder(place, _setting(run, hosts, before, facts), active=True)
+    recorder = Recorder(folder, _setting(run, hosts, before, facts), active=True)
     if before is not None and before.status == FINISHED and before.steps == run.start.step == _last(run):
-        recorder = Recorder(place, before, active=False)
+        recorder = Recorder(folder, before, active=False)
     with recorder.recording(lambda: figures_of(run)):
         yield recorder
 
@@ -61,8 +61,8 @@ def figures_of(run: Run) -> dict[str, Any]:
     """The fields of a result that follow from what a run has done until now; nothing on ranks but 0."""
     if run.communicator.rank != 0:
         return {}
-    place, stage = run.config.checkpoint.ckpt_dir, run.start.stage
-    metrics = [each for each in read_metrics(place) if each.get("stage") == stage]
+    folder, stage = run.config.checkpoint.ckpt_dir, run.start.stage
+    metrics = [each for each in read_metrics(folder) if each.get("stage") == stage]
     taken = [each for each in metrics if "lr" in each]
     step = taken[-1]["step"] if taken else run.start.step
     speed = speed_of(metrics)
@@ -73,7 +73,7 @@ def figures_of(run: Run) -> dict[str, Any]:
         "wall_s": finite_or_none(run.wall.total),
         "loss": loss,
         "scores": scores,
-        "parameters": _sha256_of_step(place, step),
+        "parameters": _sha256_of_step(folder, step),
         "speed": speed,
     }
     if stage is None:
@@ -154,11 +154,11 @@ def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, An
 def _before(run: Run) -> Result | None:
     """The results of the same run until now, where it goes on; None for a new one, and where they cannot be
     read."""
-    place = run.config.checkpoint.ckpt_dir
-    if not run.start.step or not has_result(place):
+    folder = run.config.checkpoint.ckpt_dir
+    if not run.start.step or not has_result(folder):
         return None
     with contextlib.suppress(InputError):
-        return read_result(place)
+        return read_result(folder)
     return None
 
 
@@ -167,20 +167,20 @@ def _last(run: Run) -> int | None:
     return None if run.plan.num_steps is None else run.start.begun + run.plan.num_steps
 
 
-def _sha256_of_step(place: str, step: int) -> str | None:
+def _sha256_of_step(folder: str, step: int) -> str | None:
     """SHA-256 of the parameters' file of a step, as its manifest has it."""
-    if step in list_steps(place):
+    if step in list_steps(folder):
         with contextlib.suppress(InputError):
-            return str(read_manifest(place, step)["files"][PARAMS]["sha256"])
+            return str(read_manifest(folder, step)["files"][PARAMS]["sha256"])
     return None
 
 
 def _sha256_of_file(path: str) -> str | None:
     """SHA-256 of a file of parameters; None for a folder."""
-    folder, name = os.path.split(path)
+    directory, name = os.path.split(path)
     number = name[: -len(PARAMS)]
     if name.endswith(PARAMS) and number.isdecimal():
-        known = _sha256_of_step(folder or ".", int(number))
+        known = _sha256_of_step(directory or ".", int(number))
         if known is not None:
             return known
     return sha256_of(path) if os.path.isfile(path) else None

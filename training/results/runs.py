@@ -118,5 +118,5 @@ def machine_name(result: Result) -> str | None:
 def but_for_the_seed(result: Result) -> Hashable:
     """All that two runs of one row have in common."""
     options = sorted((name, repr(value)) for name, value in result.options.items() if name not in _OF_ONE_RUN)
-    place = (machine_name(result), result.hosts, result.world_size, result.backend, result.dtype)
-    return (result.task, result.data, result.model, result.began_with, *place, tuple(options))
+    machine = (machine_name(result), result.hosts, result.world_size, result.backend, result.dtype)
+    return (result.task, result.data, result.model, result.began_with, *machine, tuple(options))

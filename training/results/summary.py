@@ -5,6 +5,7 @@ The statistics, and the rule by which two are called different, are those of tas
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -18,8 +19,8 @@ from tasks.seeds import (
     compare_models,
     summarize,
 )
-from training.results.members import Member, results_of_members
-from training.results.record import FINISHED, UNFINISHED, Result
+from training.results.members import Member, read_plan
+from training.results.record import FINISHED, UNFINISHED, Result, has_result, read_result
 
 CONFIDENCE = 0.95
 
@@ -97,9 +98,12 @@ def read_members(folder: str) -> Members:
     """All members of a folder, finished or not.
 
     Raises:
-        InputError: as `results_of_members`; results of different tasks.
+        InputError: as `read_plan` and `read_result`; results of different tasks.
     """
-    found = results_of_members(folder)
+    found: list[tuple[Member, Result | None]] = []
+    for member in read_plan(folder).members:
+        own = os.path.join(folder, member.name)
+        found.append((member, read_result(own) if has_result(own) else None))
     finished = [result for _, result in found if result is not None and result.status == FINISHED]
     decisive = {(each.task, each.data, each.main_score, each.higher_is_better) for each in finished}
     if len(decisive) > 1:
@@ -148,13 +152,13 @@ def _search_table(members: Members) -> Table:
     main, sign = members.main_score or "", 1 if members.higher_is_better else -1
     summaries = {each.name: each.of(main) for each in members.settings}
 
-    def place(setting: Setting) -> float:
+    def order(setting: Setting) -> float:
         summary = summaries[setting.name]
         return float("inf") if summary is None else -sign * summary.mean
 
     best = members.best()
     rows = []
-    for setting in sorted(members.settings, key=place):
+    for setting in sorted(members.settings, key=order):
         summary = summaries[setting.name]
         names = [str(value) for value in setting.values.values()]
         statuses = dict.fromkeys(each.status for each in setting.missing)

@@ -1,4 +1,4 @@
-"""Places of ranks against the published orders, written out by hand, and the sizes that are rejected."""
+"""Coordinates of ranks against the published orders, written out by hand, and the sizes that are rejected."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from training.pipeline.placement import (
     INTER_FIRST,
     INTRA_FIRST,
     PLACEMENTS,
+    Coordinates,
     Host,
-    Place,
     announced_size,
+    coordinates_of,
     hosts_of_ranks,
-    place_of,
     placement_warnings,
     replica_groups,
     stage_groups,
@@ -43,8 +43,8 @@ def test_the_formulas_of_the_issue(hosts: int, gpus: int, stages: int) -> None:
         for gpu in range(gpus):
             rank = node * gpus + gpu
             for placement, k in ((INTRA_FIRST, rank), (INTER_FIRST, gpu * hosts + node)):
-                expected = Place(k // stages, hosts * gpus // stages, k % stages, stages)
-                assert place_of(rank, slots, stages, placement) == expected
+                expected = Coordinates(k // stages, hosts * gpus // stages, k % stages, stages)
+                assert coordinates_of(rank, slots, stages, placement) == expected
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -55,12 +55,12 @@ def test_every_rank_has_one_place(slots: list[int], placement: str) -> None:
         replicas, groups = replica_groups(slots, stages, placement), stage_groups(slots, stages, placement)
         assert sorted(rank for group in replicas for rank in group) == list(range(size))
         for rank in range(size):
-            place = place_of(rank, slots, stages, placement)
-            assert replicas[place.data_rank][place.stage] == rank == groups[place.stage][place.data_rank]
-            assert (place.data_size, place.stages) == (len(replicas), stages)
-            assert place.first == (place.stage == 0) and place.last == (place.stage == stages - 1)
+            found = coordinates_of(rank, slots, stages, placement)
+            assert replicas[found.data_rank][found.stage] == rank == groups[found.stage][found.data_rank]
+            assert (found.data_size, found.stages) == (len(replicas), stages)
+            assert found.first == (found.stage == 0) and found.last == (found.stage == stages - 1)
     with pytest.raises(ValueError, match="rank"):
-        place_of(size, slots, 1, placement)
+        coordinates_of(size, slots, 1, placement)
 
 
 def test_unequal_hosts_in_inter_first_are_passed_over_when_they_are_full() -> None:
@@ -81,7 +81,7 @@ def test_other_sizes_are_rejected_with_those_that_would_do(
 ) -> None:
     for placement in PLACEMENTS:
         with pytest.raises(InputError) as error:
-            place_of(0, slots, stages, placement)
+            coordinates_of(0, slots, stages, placement)
         assert message in str(error.value)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.pipeline.options import GPIPE, ONE_F_ONE_B, SCHEDULES
-from training.pipeline.schedule import Pass, passes
+from training.pipeline.options import GPIPE, ONE_F_ONE_B, SCHEDULES, PipelineConfig
+from training.pipeline.schedule import Pass, bubble, micro_batches_kept, passes
 
 SIZES = [(stages, count) for stages in (1, 2, 3, 4, 8) for count in (1, 2, 3, 4, 7, 16)]
 
@@ -49,3 +49,16 @@ def test_micro_batches_in_flight(stages, count):
     for stage in range(stages):
         assert most(ONE_F_ONE_B, stage) == min(stages - stage, count)
         assert most(GPIPE, stage) == count
+
+
+def test_micro_batches_kept() -> None:
+    """1F1B's grow with p - i, GPipe's with m."""
+    one, two = PipelineConfig(4), PipelineConfig(4, schedule="gpipe")
+    assert [micro_batches_kept(one, 8, stage) for stage in range(4)] == [4, 3, 2, 1]
+    assert [micro_batches_kept(one, 2, stage) for stage in range(4)] == [2, 2, 2, 1]
+    assert [micro_batches_kept(two, 8, stage) for stage in range(4)] == [8, 8, 8, 8]
+    assert micro_batches_kept(PipelineConfig(), 8, 0) == 1
+
+
+def test_the_bubble() -> None:
+    assert bubble(1, 3) == 0 and bubble(2, 1) == 1 / 2 and bubble(2, 8) == 1 / 9 and bubble(4, 1) == 3 / 4

@@ -1,27 +1,36 @@
-"""Splits of layers over stages: the balanced one against all others, the counts against the whole model's."""
+"""Splits of layers over stages: the balanced one against all others, and the memory of each stage."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 
 from base.errors import InputError
+from base.tables import terminal
 from bert.configuration import BertConfig, named_config
 from bert.flops import forward_flops, size_of
-from bert.memory import Batch, parameter_count
+from bert.memory import FUSED, MXNET, Batch, activation_bytes, parameter_count
 from bert.part import ModelPart
 from bert.weights.bare_params import distinct_shapes
 from bert.weights.names import EMBEDDING
-from training.pipeline.shares import counted_costs, stage_parameters
-from training.pipeline.split import (
-    Costs,
-    Split,
-    balanced_split,
-    given_split,
-    make_split,
+from tests.processes import ROOT
+from tests.test_values import parts_of
+from training.estimate import estimate, stage_table
+from training.pipeline.split import Costs, Split, balanced_split, given_split, make_split
+from training.pipeline.work import (
+    counted_costs,
+    ends_of,
+    evenness,
+    parts_of_work,
+    run_split,
+    stage_parameters,
 )
+
+LARGE = named_config("bert_24_1024_16")
+BATCH = Batch(8, 128, 20)
 
 
 def test_ranges_are_half_open_and_without_gaps() -> None:
@@ -101,14 +110,79 @@ def test_the_stages_hold_every_parameter_once_and_a_tied_word_embedding_twice(ti
         assert sum(numbers) == parameter_count(config, 50) + word
 
 
-def test_bert_large_of_five_stages() -> None:
-    """At 128 tokens, 20 of them masked, the heads are worth 0.4 of a layer; the fused operators' top layer,
-    0.39 of a layer, and the heads are less than one."""
-    config = named_config("bert_24_1024_16")
-    costs = counted_costs(config, 30522, Batch(8, 128, 20))
-    assert round(costs.heads / costs.layer, 2) == 0.39
-    assert balanced_split(costs, 4, 24).counts == (6, 6, 6, 6)
-    assert balanced_split(costs, 5, 24).counts == (5, 5, 5, 5, 4)
-    fused = counted_costs(config, 30522, Batch(8, 128, 20), 21)
-    assert round(fused.top / fused.layer, 2) == 0.39
-    assert balanced_split(fused, 5, 24).counts == (4, 5, 5, 5, 5)
+def test_the_split_of_a_run_follows_its_operators() -> None:
+    assert run_split(None, 5, LARGE, 30522, BATCH, MXNET)[0].counts == (5, 5, 5, 5, 4)
+    assert run_split(None, 5, LARGE, 30522, BATCH, FUSED)[0].counts == (4, 5, 5, 5, 5)
+    split, costs = run_split((1, 2, 3, 4, 14), 5, LARGE, 30522, BATCH, MXNET)
+    assert split.counts == (1, 2, 3, 4, 14)
+    assert sum(parts_of_work(split, costs)) == pytest.approx(1)
+    assert evenness(split, costs) == pytest.approx(24.39 / 5 / 14.39, rel=1e-3)
+
+
+@pytest.mark.parametrize("operators", [FUSED, MXNET])
+def test_activations_of_the_stages_add_up_to_the_models(operators: str) -> None:
+    """But for what is received, and the gradients of one layer, of which every stage has its own."""
+    whole = activation_bytes(LARGE, 30522, BATCH, operators, 4)
+    stages = []
+    for stage in range(4):
+        layers = named_config("bert_6_1024_16")
+        stages.append(activation_bytes(layers, 30522, BATCH, operators, 4, ends_of(stage, 4)))
+    received, backward = (1.2 * 4 * 8 * 128 * each for each in (2 * 1024, 2 * 1024 + 3 * 4096))
+    assert sum(stages) == pytest.approx(whole + 3 * (received + backward), rel=1e-6)
+    twice = activation_bytes(named_config("bert_6_1024_16"), 30522, BATCH._replace(kept=2), operators, 4)
+    once = activation_bytes(named_config("bert_6_1024_16"), 30522, BATCH, operators, 4)
+    assert twice == pytest.approx(2 * once - backward, rel=1e-6)
+
+
+def test_the_table_of_stages() -> None:
+    split, costs = run_split(None, 4, LARGE, 30522, BATCH, MXNET)
+    text = terminal(stage_table(LARGE, 30522, split, costs, [1 << 30, 2 << 20, 3 << 20, 4 << 20], 4))
+    assert "--pipeline_split 6,6,6,6" in text
+    lines = text.splitlines()
+    assert lines[2].split() == ["0", "embeddings,", "0", "to", "5", "6", "107", "M", "24.6%", "1,024", "MiB"]
+    assert lines[5].split()[:6] == ["3", "18", "to", "23,", "heads", "6"] and "26.2%" in lines[5]
+    assert "takes 4.8% more than the mean" in lines[6]
+    assert lines[7] == "4 micro-batches a step: the bubble is 43% of the time; with --accumulate 16 16%."
+
+
+def test_the_guide_shows_the_table_of_its_command() -> None:
+    guide = (ROOT / "docs" / "pipelines.md").read_text("utf-8")
+    words = ("--pipeline_stages", "4", "--accumulate", "16", "--model", "bert_24_1024_16")
+    (part,) = parts_of(*words, "--dtype", "float32")
+    assert f" {' '.join(words)} --dummy_data_len 128 --estimate\n" in guide
+    assert "\n".join(estimate(part, "hvd", {}).lines()).split("\n\n")[0] in guide
+
+
+PIPELINE = ("--model", "bert_4_64_2", "--pipeline_stages", "2", "--accumulate", "8", "--batch_size", "64")
+
+
+def test_the_estimate_is_that_of_the_stage_that_needs_most() -> None:
+    (part,) = parts_of(*PIPELINE)
+    mpi = {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "4"}
+    found = estimate(part, "hvd", mpi)
+    assert found.stages is not None and re.match("stage [01] of bert_4_64_2", found.what)
+    assert found.processes == 4
+    assert found.of_process < found.of_host < 4 * found.of_process, "two of each stage"
+    text = "\n".join(found.lines())
+    assert "--pipeline_split" in text and "4 processes on this host" in text
+    elsewhere = estimate(part, "hvd", {**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert elsewhere.of_host == 2 * elsewhere.of_process, "a host may have the largest stage's alone"
+    alone = estimate(part, "hvd", {})
+    assert alone.processes == 2 and alone.of_process == found.of_process
+
+
+def test_gpipe_needs_more_and_stages_less() -> None:
+    sizes = {}
+    for name, words in {
+        "whole": PIPELINE[:2] + PIPELINE[4:],
+        "1f1b": PIPELINE,
+        "gpipe": (*PIPELINE, "--pipeline_schedule", "gpipe"),
+    }.items():
+        (part,) = parts_of(*words)
+        sizes[name] = estimate(part, "hvd", {}).parts["activations"]
+    assert sizes["gpipe"] > 3.5 * sizes["1f1b"] > 3.5 * sizes["whole"] / 2
+    (part,) = parts_of(*PIPELINE)
+    whole = estimate(parts_of(*PIPELINE[:2], *PIPELINE[4:])[0], "hvd", {}).parts["parameters"]
+    (config, inputs) = part
+    assert whole == 4 * parameter_count(config.model.bert, inputs.vocab_size)
+    assert estimate(part, "hvd", {}).parts["parameters"] < whole

@@ -11,6 +11,7 @@ import mxnet as mx
 import pytest
 
 from base.errors import InputError
+from base.tables import terminal
 from bert.operators import load_operators
 from tests.processes import LIMIT, ROOT
 from training.profile import main
@@ -202,14 +203,14 @@ class TestBreakdown:
     def test_the_table_shows_every_part_that_took_time_and_names_the_others(self):
         trace = hand_made()
         trace.operators.append(Operator("unheard_of", OTHER, 1900, 1950, 0))
-        text = "\n".join(table(break_down(trace, 100.0)))
+        text = terminal(table(break_down(trace, 100.0)))
         for part in (PRODUCTS, OPTIMIZER, EXPOSED, DATA_WAIT, COPYING, PYTHON, IDLE, "unheard_of 0.03 ms"):
             assert part in text, part
         assert ATTENTION not in text
         assert "communication: 0.20 ms a step under way, 0.10 ms of it (50%) while operators computed" in text
         assert "100.0%" in text and "MXNET_EXEC_BULK" not in text
         trace.operators.append(Operator("ImperativeBulk", OTHER, 1950, 1960, 0))
-        assert "MXNET_EXEC_BULK" in "\n".join(table(break_down(trace)))
+        assert "MXNET_EXEC_BULK" in terminal(table(break_down(trace)))
 
 
 def mxnet_events():

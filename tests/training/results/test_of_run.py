@@ -16,6 +16,7 @@ from base.errors import InputError, NotFiniteError
 from base.files import sha256_of
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
+from tests.training.small_runs import handlers
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.config import stage_config
 from training.inputs import check_parts
@@ -27,6 +28,7 @@ from training.results.summary import read_members
 from training.stopping import StopRequest
 from training.train import train_stages
 
+__all__ = ["handlers"]  # a fixture for all tests of this module
 TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),
     *("--max_seq_length", "16", "--num_steps", "6", "--lr", "0.01", "--warmup_ratio", "0.2"),
@@ -52,16 +54,6 @@ class Interrupting(LocalCommunicator):
         if self.left == 0:
             signal.raise_signal(signal.SIGTERM)
         return super().all_agree(flags)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def handlers():
-    """Signal handlers before these tests."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before):
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

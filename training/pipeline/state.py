@@ -1,25 +1,32 @@
-"""The parameters and optimizer states that the stages of a run begin with.
+"""Parameters and optimizer states between rank 0, which reads and writes them, and the stages that hold them.
 
-Rank 0 alone reads them, one array at a time, and gives each to the stages that hold it: it needs memory for
-no more than its own stage's and one."""
+A run begins: rank 0 reads one array at a time and gives it to the stages that hold it; it needs memory for no
+more than its own stage's and one. A checkpoint: it writes what a run without stages does, and the other
+stages send it what they hold. It posts the receives into the memory of its copy, the leaders of the other
+stages send from where their arrays lie; both go on with the next step meanwhile, whose update waits for the
+messages (`Saver.sound`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Mapping
+import hashlib
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
+from base.errors import TrainingError
 from bert.model import each_once, network_parameters
 from bert.part import initial_arrays
 from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
+from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
-from training.optimizer.optimizer import STATES, Optimizer, check_state, content_of, parameter_of
-from training.pipeline.ranks import PARAMETERS, Ranks
+from training.optimizer.optimizer import STATES, Optimizer, T, check_state, content_of, parameter_of
+from training.pipeline.ranks import PARAMETERS, STATE, Ranks
 from training.start.restoring import as_dtype, fitted, live_arrays, not_finite
 from training.start.start import Start
 from training.start_options import OPTIMIZER
@@ -162,3 +169,80 @@ def _arrays(
 def _check_finite(source: str, array: np.ndarray) -> None:
     if not np.isfinite(array).all():
         raise not_finite(source, [array.dtype.name])
+
+
+class Elsewhere:
+    """An array of another rank, which sends it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, source: int, communicator: Communicator) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self._source = source
+        self._communicator = communicator
+        self.taken = False
+
+    def receive(self, into: np.ndarray) -> Pending:
+        """Begins to receive it; once."""
+        self.taken = True
+        return self._communicator.receive(into, self._source, STATE)
+
+    def asnumpy(self) -> np.ndarray:
+        """Waits for it, which is possible once, in the order in which the arrays are sent."""
+        array = np.empty(self.shape, self.dtype)
+        self.receive(array).wait()
+        return array
+
+
+def gather(
+    network: Any, optimizer: Optimizer, ranks: Ranks
+) -> tuple[dict[str, Any], dict[str, Any], Sequence[Pending]]:
+    """Parameters and optimizer states of all stages for a checkpoint, on rank 0, in the order in which a run
+    without stages has them; on the leaders of the other stages, their messages to it. Every rank calls it.
+
+    Returns:
+        parameters and states by name (empty but on rank 0), messages that must be waited for before the
+        arrays change.
+    """
+    whole = network.bert._collect_params_with_prefix()
+    world = ranks.world
+    if not ranks.leads:
+        return {}, {}, ()
+    own = {**live_arrays(network_parameters(network)), **optimizer.state_arrays()}
+    once = each_once(whole)
+    suffixes = STATES if optimizer.has_masters else STATES[:2]
+    states = {f"{name}{suffix}": once[name] for name in once for suffix in suffixes}
+    if world.rank == 0:
+        found: dict[str, Any] = {}
+        for name, parameter in {**whole, **states}.items():
+            holder = next(ranks.leaders_with(parameter_of(name)))
+            dtype = parameter.dtype if name in whole else np.float32
+            found[name] = own[name] if holder == 0 else Elsewhere(parameter.shape, dtype, holder, world)
+        parameters = {name: found[name] for name in whole}
+        return parameters, {T: np.array(optimizer.t, np.int64), **{name: found[name] for name in states}}, ()
+    sent = []
+    for name in [*whole, *states]:
+        if next(ranks.leaders_with(parameter_of(name))) == world.rank:
+            sent.append(world.send(own[name], 0, STATE))
+    return {}, {}, sent
+
+
+def check_tied(network: Any, ranks: Ranks) -> None:
+    """Compares the word embedding of all ranks that have it; every rank calls it.
+
+    Raises:
+        TrainingError: on every rank, where one differs from rank 0's.
+    """
+    digest = ""
+    if ranks.tied is not None:
+        array = network_parameters(network)[EMBEDDING].data().asnumpy()
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+    reference = broadcast_json(digest, ranks.world)
+    same = digest in ("", reference)
+    agreed = ranks.world.all_agree([same or rank != ranks.world.rank for rank in range(ranks.world.size)])
+    different = [str(rank) for rank, flag in enumerate(agreed) if not flag]
+    if different:
+        raise TrainingError(
+            f"the word embedding, which lies on the first and the last stage, differs on rank"
+            f"{'s' if len(different) > 1 else ''} {', '.join(different)} from rank 0's, and is not saved; "
+            "--resume from the checkpoint before"
+        )
