@@ -14,10 +14,9 @@ from base.memory import Available
 from tests.bad_values import COMMANDS, Case, all_cases, parse, run, sample
 from tests.processes import run_command
 from training import estimate as estimates
-from training.config import stage_config
 from training.estimate import check_memory, estimate
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = "9" * 26

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, 
 from data.fingerprint import DIGITS
 from data.sharing import Share
 from data.tokenizing.vocab import Vocabulary
-from tasks.base import Collector
+from tasks.base import Collector, Task
 from training.config import RunConfig
 from training.feed import EvaluationFeed, Feed, FileFeed
+from training.finetuning.beginning import TaskParameters
 from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
 from training.plan import RunPlan
 from training.report import Reporter
@@ -41,6 +42,47 @@ class EvaluationExamples(TrainingExamples, Protocol):
 
     def collector(self) -> Collector:
         """A new collector of their outputs."""
+
+
+class Read(NamedTuple):
+    """Examples to train on and to evaluate on, None where there are none, and warnings for people."""
+
+    training: TrainingExamples | None
+    evaluation: EvaluationExamples | None
+    messages: tuple[str, ...] = ()
+
+
+class TaskFiles(Protocol):
+    """The files of a task.
+
+    Attributes:
+        name: of the benchmark.
+        main_score: the score that decides.
+        parameters: of the task's network.
+        data_options, evaluation_options: as in training.run_inputs.RunInputs.
+    """
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def main_score(self) -> str: ...
+
+    @property
+    def parameters(self) -> TaskParameters: ...
+
+    @property
+    def data_options(self) -> Sequence[str]: ...
+
+    @property
+    def evaluation_options(self) -> Sequence[str]: ...
+
+    def read(self, folder: str) -> Read:
+        """All of their examples; predictions are written into `folder`. Raises InputError for a damaged
+        file."""
+
+    def task(self) -> Task:
+        """The task, for which MXNet is imported."""
 
 
 @dataclass(frozen=True)
