@@ -31,6 +31,7 @@ from data.classification.features import featurize
 from data.classification.glue import GlueFolder, find_task
 from data.classification.metrics import own_metrics
 from data.classification.own import OwnFiles, parse_columns, read_own
+from data.tokenizing.tokenizer import TokenizerSettings
 from tasks.base import Task
 from tasks.classification.examples import (
     HEADLINE,
@@ -42,7 +43,7 @@ from tasks.classification.examples import (
 )
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters
-from training.finetuning.inputs import Read
+from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
 
@@ -131,80 +132,64 @@ def read_own_files(config: TextsConfig) -> Texts:
     return Texts(labelling, data.train, evaluated, ("test",) if data.test else (), None)
 
 
-@dataclass(frozen=True)
-class TextFiles:
-    """The texts of a run; see training.finetuning.inputs.TaskFiles."""
-
-    config: TextsConfig
-    texts: Texts
-    found: Found
-    main_score = HEADLINE
-    data_options = (*FILES, "max_seq_length", "batch_size", "accumulate")
-    evaluation_options = FILES
-
-    @property
-    def name(self) -> str | None:
-        """The task of GLUE."""
-        return self.texts.name
-
-    @property
-    def parameters(self) -> TaskParameters:
-        """A row for each class, above the pooler."""
-        rows = max(1, len(self.texts.labelling.labels))
-        head = {"label_classifier.weight": (rows, self.found.bert.units), "label_classifier.bias": (rows,)}
-        return TaskParameters(True, head)
-
-    def task(self) -> Task:
-        """The task, for which MXNet is imported."""
-        from tasks.classification.task import Classification
-
-        labelling = self.texts.labelling
-        return Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
-
-    def read(self, folder: str) -> Read:
-        """Tokenizes the examples, with messages about lines left out and texts cut."""
-        texts, tokenizer, length = self.texts, self.found.tokenizer, self.config.max_seq_length
-        cores, training, evaluation = os.cpu_count() or 1, None, None
-        messages = [
-            each for examples in (texts.train, *texts.evaluated.values()) for each in examples.skipped
-        ]
-        if not self.config.only_predict:
-            made = featurize(texts.train, tokenizer, length, cores, "--max_seq_length")
-            training = TrainingTexts(made)
-            if made.truncated:
-                messages.append(
-                    f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to {length} "
-                    "tokens (--max_seq_length, --max_len)"
-                )
-        if texts.evaluated:
-            first = next(iter(texts.evaluated))
-            sets = tuple(
-                EvaluationSet(
-                    "" if name == first else f"{name}_",
-                    len(examples),
-                    examples.ids,
-                    examples.labels,
-                    name if name in texts.tests else _file_of_dev(name),
-                )
-                for name, examples in texts.evaluated.items()
-            )
-            made = featurize(joined(texts.evaluated), tokenizer, length, cores, "--max_seq_length")
-            evaluation = EvaluationTexts(made, sets, texts.labelling, folder)
-        return Read(training, evaluation, tuple(messages))
-
-
-def _file_of_dev(name: str) -> str:
-    """The name of a development set's predictions: "dev", or "m" or "mm" of MNLI, makes dev_m_predictions."""
-    return "dev_predictions" if name == "dev" else f"dev_{name}_predictions"
-
-
-def open_files(options: argparse.Namespace, found: Found) -> TextFiles:
+def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
     """The examples of the files that the options name. Raises InputError."""
     config = taken(TextsConfig, options)
     texts = read_glue(config) if config.task_name else read_own_files(config)
     if config.only_predict and not texts.evaluated:
         raise InputError("--only_predict needs something to evaluate: give --dev_file or --test_file")
-    return TextFiles(config, texts, found)
+    labelling = texts.labelling
+    head = (max(1, len(labelling.labels)), found.bert.units)
+
+    def task() -> Task:
+        from tasks.classification.task import Classification
+
+        return Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
+
+    return TaskFiles(
+        name=texts.name,
+        main_score=HEADLINE,
+        parameters=TaskParameters(True, {"label_classifier.weight": head, "label_classifier.bias": head[:1]}),
+        data_options=(*FILES, "max_seq_length", "batch_size", "accumulate"),
+        evaluation_options=FILES,
+        read=partial(read, texts, config, found.tokenizer),
+        task=task,
+    )
+
+
+def read(texts: Texts, config: TextsConfig, tokenizer: TokenizerSettings, folder: str) -> Read:
+    """Tokenizes the examples, with messages about lines left out and texts cut."""
+    cores, length = os.cpu_count() or 1, config.max_seq_length
+    training = evaluation = None
+    messages = [each for examples in (texts.train, *texts.evaluated.values()) for each in examples.skipped]
+    if not config.only_predict:
+        made = featurize(texts.train, tokenizer, length, cores, "--max_seq_length")
+        training = TrainingTexts(made)
+        if made.truncated:
+            messages.append(
+                f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to {length} "
+                "tokens (--max_seq_length, --max_len)"
+            )
+    if texts.evaluated:
+        first = next(iter(texts.evaluated))
+        sets = tuple(
+            EvaluationSet(
+                "" if name == first else f"{name}_",
+                len(examples),
+                examples.ids,
+                examples.labels,
+                name if name in texts.tests else _file_of_dev(name),
+            )
+            for name, examples in texts.evaluated.items()
+        )
+        made = featurize(joined(texts.evaluated), tokenizer, length, cores, "--max_seq_length")
+        evaluation = EvaluationTexts(made, sets, texts.labelling, folder)
+    return Read(training, evaluation, tuple(messages))
+
+
+def _file_of_dev(name: str) -> str:
+    """The name of a development set's predictions: "dev", or "m" or "mm" of MNLI, makes dev_m_predictions."""
+    return "dev_predictions" if name == "dev" else f"dev_{name}_predictions"
 
 
 SCRIPT = Script(__doc__, "texts", TextsConfig, {"max_seq_length": 128}, check, open_files)

@@ -43,13 +43,17 @@ from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWind
 from training.checkpoint import PARAMS
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters
-from training.finetuning.inputs import Read
+from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
 from training.start.directory import newest_manifest
 from training.start.weights import NUMBERED
 
 _LISTED = 5  # ids in a message
+DATA_OPTIONS = (
+    *("train_file", "tune_threshold", "max_seq_length", "doc_stride", "max_query_length"),
+    *("batch_size", "accumulate", "loss_over"),
+)
 TOKENS, PADDED = "tokens", "padded"  # of --loss_over
 
 
@@ -114,74 +118,58 @@ def check(options: argparse.Namespace) -> None:
         raise InputError("--train_file is needed to train; --only_predict evaluates --model_parameters")
 
 
-@dataclass(frozen=True)
-class SquadFiles:
-    """The files of a run; see training.finetuning.inputs.TaskFiles."""
+def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
+    """The files that the options name. Raises InputError for a --seed that is not the checkpoint's."""
+    messages = _take_seed(options, found) if options.tune_threshold else []
+    squad = taken(SquadConfig, options)
+    head = {"span_classifier.weight": (2, found.bert.units), "span_classifier.bias": (2,)}
 
-    squad: SquadConfig
-    found: Found
-    messages: tuple[str, ...]
-    main_score = "f1"
-    data_options = (
-        *("train_file", "tune_threshold", "max_seq_length", "doc_stride", "max_query_length"),
-        *("batch_size", "accumulate", "loss_over"),
-    )
-    evaluation_options = ("dev_file", "predict_file")
-
-    @property
-    def name(self) -> str:
-        """The version."""
-        return "SQuAD 2.0" if self.squad.version_2 else "SQuAD 1.1"
-
-    @property
-    def parameters(self) -> TaskParameters:
-        """Start and end of a span, without a pooler."""
-        units = self.found.bert.units
-        return TaskParameters(False, {"span_classifier.weight": (2, units), "span_classifier.bias": (2,)})
-
-    def task(self) -> Task:
-        """The task, for which MXNet is imported."""
+    def task() -> Task:
         from tasks.squad.task import QuestionAnswering
 
-        return QuestionAnswering(self.squad.loss_over == PADDED)
+        return QuestionAnswering(squad.loss_over == PADDED)
 
-    def read(self, folder: str) -> Read:
-        """All windows. Raises InputError for a file that is damaged, of another version, or both to train and
-        to evaluate on."""
-        squad, found, tuning, asked = self.squad, self.found, None, None
-        training = evaluation = None
-        messages = [*self.messages]
-        if squad.dev_file or squad.predict_file:
-            flag, use = ("--dev_file", SCORE) if squad.dev_file else ("--predict_file", PREDICT)
-            asked = read_questions(str(squad.dev_file or squad.predict_file), flag, use)
-            _check_version(squad, asked)
-        if squad.train_file and (squad.tune_threshold or not squad.only_predict):
-            train = read_questions(squad.train_file, "--train_file", TRAIN, squad.first_answer)
-            _check_version(squad, train)
-            why = "whose answers do not stand at their answer_start"
-            messages += _left_out(train.name, why, train.misplaced)
-            if asked is not None:
-                check_disjoint(train, asked)
-            if squad.tune_threshold:
-                train, held_out = split_by_article(train, squad.tune_threshold, squad.seed)
-                tuning = Asked(held_out, make_windows(held_out, found.tokenizer, squad.windows))
-            if not squad.only_predict:
-                windows = make_windows(train, found.tokenizer, squad.windows, training=True)
-                training = TrainingWindows(windows, squad.max_seq_length if squad.loss_over == PADDED else 0)
-                lost = [train.ids[number] for number in windows.without_tokens]
-                messages += _left_out(train.name, "of whose answers the tokenizer leaves nothing", lost)
+    return TaskFiles(
+        name="SQuAD 2.0" if squad.version_2 else "SQuAD 1.1",
+        main_score="f1",
+        parameters=TaskParameters(False, head),
+        data_options=DATA_OPTIONS,
+        evaluation_options=("dev_file", "predict_file"),
+        read=partial(read, squad, found, messages),
+        task=task,
+    )
+
+
+def read(squad: SquadConfig, found: Found, warnings: Sequence[str], folder: str) -> Read:
+    """All windows, and `warnings` with those of the files. Raises InputError for a file that is damaged, of
+    another version, or both to train and to evaluate on."""
+    training = evaluation = tuning = asked = None
+    messages = [*warnings]
+    if squad.dev_file or squad.predict_file:
+        flag, use = ("--dev_file", SCORE) if squad.dev_file else ("--predict_file", PREDICT)
+        asked = read_questions(str(squad.dev_file or squad.predict_file), flag, use)
+        _check_version(squad, asked)
+    if squad.train_file and (squad.tune_threshold or not squad.only_predict):
+        train = read_questions(squad.train_file, "--train_file", TRAIN, squad.first_answer)
+        _check_version(squad, train)
+        why = "whose answers do not stand at their answer_start"
+        messages += _left_out(train.name, why, train.misplaced)
         if asked is not None:
-            answers = AnswerSettings(squad.n_best_size, squad.max_answer_length, squad.version_2)
-            scoring = Scoring(answers, squad.null_score_diff_threshold, folder, squad.dev_file is not None)
-            windows = make_windows(asked, found.tokenizer, squad.windows)
-            evaluation = EvaluationWindows(Asked(asked, windows), scoring, tuning)
-        return Read(training, evaluation, tuple(messages))
-
-
-def open_files(options: argparse.Namespace, found: Found) -> SquadFiles:
-    """The files that the options name. Raises InputError."""
-    messages = _take_seed(options, found) if options.tune_threshold else []
-    return SquadFiles(taken(SquadConfig, options), found, tuple(messages))
+            check_disjoint(train, asked)
+        if squad.tune_threshold:
+            train, held_out = split_by_article(train, squad.tune_threshold, squad.seed)
+            tuning = Asked(held_out, make_windows(held_out, found.tokenizer, squad.windows))
+        if not squad.only_predict:
+            windows = make_windows(train, found.tokenizer, squad.windows, training=True)
+            training = TrainingWindows(windows, squad.max_seq_length if squad.loss_over == PADDED else 0)
+            lost = [train.ids[number] for number in windows.without_tokens]
+            messages += _left_out(train.name, "of whose answers the tokenizer leaves nothing", lost)
+    if asked is not None:
+        answers = AnswerSettings(squad.n_best_size, squad.max_answer_length, squad.version_2)
+        scoring = Scoring(answers, squad.null_score_diff_threshold, folder, squad.dev_file is not None)
+        windows = make_windows(asked, found.tokenizer, squad.windows)
+        evaluation = EvaluationWindows(Asked(asked, windows), scoring, tuning)
+    return Read(training, evaluation, tuple(messages))
 
 
 def _take_seed(options: argparse.Namespace, found: Found) -> list[str]:

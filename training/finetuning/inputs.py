@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -52,7 +52,8 @@ class Read(NamedTuple):
     messages: tuple[str, ...] = ()
 
 
-class TaskFiles(Protocol):
+@dataclass(frozen=True)
+class TaskFiles:
     """The files of a task.
 
     Attributes:
@@ -60,29 +61,18 @@ class TaskFiles(Protocol):
         main_score: the score that decides.
         parameters: of the task's network.
         data_options, evaluation_options: as in training.run_inputs.RunInputs.
+        read: makes all of their examples; predictions are written into the folder that it is given. Raises
+            InputError for a damaged file.
+        task: makes the task, for which MXNet is imported.
     """
 
-    @property
-    def name(self) -> str | None: ...
-
-    @property
-    def main_score(self) -> str: ...
-
-    @property
-    def parameters(self) -> TaskParameters: ...
-
-    @property
-    def data_options(self) -> Sequence[str]: ...
-
-    @property
-    def evaluation_options(self) -> Sequence[str]: ...
-
-    def read(self, folder: str) -> Read:
-        """All of their examples; predictions are written into `folder`. Raises InputError for a damaged
-        file."""
-
-    def task(self) -> Task:
-        """The task, for which MXNet is imported."""
+    name: str | None
+    main_score: str
+    parameters: TaskParameters
+    data_options: Sequence[str]
+    evaluation_options: Sequence[str]
+    read: Callable[[str], Read]
+    task: Callable[[], Task]
 
 
 @dataclass(frozen=True)
