@@ -62,7 +62,7 @@ class TextsConfig:
     data_dir: str | None = option(
         "with the task's official TSV files, or a folder TASK with them", path_name, "FOLDER"
     )
-    language: str = option("of XNLI (default: en)", default="en")
+    language: str = option("of XNLI", default="en")
     train_file: str | None = option(
         "own examples: .tsv, .csv or .jsonl, one or two texts and a label", path_name, "FILE"
     )

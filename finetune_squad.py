@@ -70,14 +70,12 @@ class SquadConfig:
         "in place of --dev_file: questions, answers are not looked at", path_name, "JSON"
     )
     version_2: bool = flag("SQuAD 2.0: questions may have no answer")
-    doc_stride: int = option("tokens between windows (default: 128)", positive_int, default=128)
-    max_query_length: int = option("tokens of a question (default: 64)", positive_int, default=64)
-    n_best_size: int = option("answers kept of each question (default: 20)", positive_int, default=20)
-    max_answer_length: int = option("tokens of an answer (default: 30)", positive_int, default=30)
+    doc_stride: int = option("tokens between windows", positive_int, default=128)
+    max_query_length: int = option("tokens of a question", positive_int, default=64)
+    n_best_size: int = option("answers kept of each question", positive_int, default=20)
+    max_answer_length: int = option("tokens of an answer", positive_int, default=30)
     null_score_diff_threshold: float = option(
-        "SQuAD 2.0: no answer where its score is above the best one's by more (default: 0)",
-        finite,
-        default=0.0,
+        "SQuAD 2.0: no answer where its score is above the best one's by more", finite, default=0.0
     )
     tune_threshold: float | None = option(
         "in place of it: the best one on this share of the training file's articles, which are not trained "
@@ -87,7 +85,7 @@ class SquadConfig:
     )
     loss_over: str = option(
         "positions among which the loss seeks start and end: the window's tokens, or all of "
-        "--max_seq_length, padding too, as in Google's run_squad.py; that takes longer (default: tokens)",
+        "--max_seq_length, padding too, as in Google's run_squad.py; that takes longer",
         choices=(TOKENS, PADDED),
         default=TOKENS,
     )

@@ -3,7 +3,7 @@ default, range and help. Parsers and configurations are derived from them. Stand
 
     @dataclass(frozen=True)
     class BatchConfig:
-        accumulate: int = option("micro-batches per step (default: 1)", positive_int, default=1)
+        accumulate: int = option("micro-batches per step", positive_int, default=1)
         use_avg_len: bool = flag("batch_size counts tokens")
 
     TABLE = options_in(BatchConfig)
@@ -57,6 +57,10 @@ class Option:
 
     def add(self, add: Callable[..., Any], **changes: Any) -> None:
         """Adds it to a parser or group, by its `add_argument`. `changes`: words that differ here."""
+        if "help" in changes:
+            changes["help"] = _with_default(
+                changes["help"], changes.get("default", self.words.get("default"))
+            )
         words = {**self.words, **changes}
         add(f"--{self.name}", *words.pop("flags", ()), **words)
 
@@ -68,14 +72,23 @@ def option(
     default: Any = None,
     **words: Any,
 ) -> Any:
-    """A field of a table. `words`: further arguments of `add_argument`, and `name`, `scope` and `staged` of
+    """A field of a table. `help` says the default where it does not do so itself. `words`: further arguments
+    of `add_argument`, and `name`, `scope` and `staged` of
     `Option`. With `unset` the parser gives None where the option is left out, to know which ones are given;
     `taken` has the default then."""
     of_option = {key: words.pop(key) for key in ("name", "scope", "staged") if key in words}
     parsed = None if words.pop("unset", False) else default
-    given = {"help": help, "type": type, "metavar": metavar, "default": parsed, **words}
+    text = _with_default(help, default)
+    given = {"help": text, "type": type, "metavar": metavar, "default": parsed, **words}
     given = {key: value for key, value in given.items() if value is not None}
     return field(default=default, metadata={"option": Option(words=given, **of_option)})
+
+
+def _with_default(help: str, default: Any) -> str:
+    if default is None or "default" in help:
+        return help
+    text = f"{default:g}".replace("e-0", "e-") if isinstance(default, (int, float)) else default
+    return f"{help} (default: {text})"
 
 
 def flag(help: str, scope: str = RUN, **words: Any) -> Any:

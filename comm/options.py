@@ -36,7 +36,7 @@ class CommunicationConfig:
 
     timeout: float = option(
         "end the run, naming who is missing, when a process gives no sign of life or an exchange makes no "
-        "progress for so long; must be longer than a step takes (default: 600)",
+        "progress for so long; must be longer than a step takes",
         seconds,
         "SECONDS",
         DEFAULT_TIMEOUT,
@@ -51,7 +51,7 @@ class CommunicationConfig:
     )
     compression: str = option(
         "of the gradients on their way: fp16 halves their bytes; the others are BytePS's, for slow networks "
-        "between few workers; see docs/compression.md (default: none)",
+        "between few workers; see docs/compression.md",
         choices=COMPRESSIONS,
         default="none",
     )

@@ -43,8 +43,7 @@ class TextConfig:
 
     text_format: str = option(
         "form of the text. lines: a sentence a line, a blank line between documents; books: every file is "
-        "one document; wikiextractor, wikitext: Wikipedia; auto: by each file's content, but never books "
-        "(default: auto)",
+        "one document; wikiextractor, wikitext: Wikipedia; auto: by each file's content, but never books",
         choices=TEXT_FORMATS,
         default="auto",
     )
@@ -70,15 +69,14 @@ class TokenizerConfig:
     )
     cased: bool = flag("keep upper case and accents")
     sp_nbest: int = option(
-        "SentencePiece candidates to sample from, -1 all; tokenizes anew for ten epochs. 0 does not sample "
-        "(default: 0)",
+        "SentencePiece candidates to sample from, -1 all; tokenizes anew for ten epochs. 0 does not sample",
         whole(-1, 512, "SentencePiece's limit"),
         default=0,
     )
     sp_alpha: float = option(
         "inverse temperature of SentencePiece's sampling (default: 1.0)", positive, default=1.0
     )
-    sp_seed: int = option("seed of that sampling (default: 0)", count, default=0)
+    sp_seed: int = option("seed of that sampling", count, default=0)
 
     @property
     def flag(self) -> str:
@@ -96,10 +94,8 @@ class MaskingConfig:
         positive_int,
         staged=True,
     )
-    short_seq_prob: float = option(
-        "share of shortened sequences (default: 0.1)", probability, default=0.1, staged=True
-    )
-    masked_lm_prob: float = option("share of masked tokens (default: 0.15)", share, default=0.15, staged=True)
+    short_seq_prob: float = option("share of shortened sequences", probability, default=0.1, staged=True)
+    masked_lm_prob: float = option("share of masked tokens", share, default=0.15, staged=True)
     max_predictions_per_seq: int | None = option(
         "masked positions a sequence, no fewer than files with masks hold (default: 20 at 128 tokens, 80 at "
         "512, else 15%% rounded up)",
@@ -129,14 +125,14 @@ class BatchingConfig:
 
     batch_size: int = option(
         "sequences per process and micro-batch; with --use_avg_len tokens. A V100 with 16 GB takes 8192 "
-        "tokens of BERT-large in float16 at 128 (default: 8)",
+        "tokens of BERT-large in float16 at 128",
         positive_int,
         default=8,
         staged=True,
     )
     use_avg_len: bool = flag("batch_size counts tokens, so short sequences come in larger batches")
     num_buckets: int = option(
-        "length buckets; more means less padding (default: 32)",
+        "length buckets; more means less padding",
         whole(1, MAX_POSITIONS, "as many as there are lengths"),
         default=32,
         staged=True,
@@ -168,7 +164,7 @@ class DataConfig:
         scope=RANK,
     )
     num_data_workers: int = option(
-        "batches made ahead of the step in the background; 0 makes them in the step (default: 8)",
+        "batches made ahead of the step in the background; 0 makes them in the step",
         whole(0, MOST_PROCESSES, "more than any machine has cores"),
         default=8,
         scope=RANK,

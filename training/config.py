@@ -84,7 +84,7 @@ class ModelConfig:
     )
     pretrained: bool = flag("start from Google's published parameters (a download)")
     dataset_name: str = option(
-        "vocabulary to download without --vocab and --sentencepiece (default: %(default)s)",
+        "vocabulary to download without --vocab and --sentencepiece",
         default="book_corpus_wiki_en_uncased",
         choices=sorted(PUBLISHED_VOCABULARIES),
     )
@@ -104,7 +104,7 @@ class ModelConfig:
     )
     padding: str = option(
         "remove: the fused operators compute tokens alone, sequences end to end; for batches with much "
-        "padding, above 5%% of their positions, which data.inspect counts (default: keep)",
+        "padding, above 5%% of their positions, which data.inspect counts",
         default=KEEP,
         choices=PADDING,
     )
@@ -132,14 +132,12 @@ class BatchConfig:
     batch_size: int
     use_avg_len: bool = False
     accumulate: int = option(
-        "micro-batches per step; a step sees batch_size x processes x accumulate (default: 1)",
+        "micro-batches per step; a step sees batch_size x processes x accumulate",
         accumulation,
         default=1,
         staged=True,
     )
-    batch_size_eval: int = option(
-        "sequences per process in evaluation (default: 8)", positive_int, default=8, staged=True
-    )
+    batch_size_eval: int = option("sequences per process in evaluation", positive_int, default=8, staged=True)
     max_predictions_per_seq: int | None = None
     processes: int = 1
 
@@ -162,12 +160,10 @@ class OptimizationConfig:
     warmup_ratio: float | None = option(
         "share of the steps that warm up (default: the LAMB paper's)", probability, staged=True
     )
-    end_lr: float = option(
-        "learning rate at the last step (default: 0)", not_negative, default=0.0, staged=True
-    )
+    end_lr: float = option("learning rate at the last step", not_negative, default=0.0, staged=True)
     schedule: str = option(
         "after the warmup. polynomial: decay to the last step; wsd: constant, and a cooldown at the end, so "
-        "that a run can be made longer later (default: polynomial)",
+        "that a run can be made longer later",
         decay_schedule,
         default="polynomial",
         choices=list(DECAY_POWERS),
@@ -196,7 +192,7 @@ class OptimizationConfig:
     optimizer_state: str = option(
         "type of LAMB's and Adam's moments. bfloat16, stochastically rounded by the fused operators, saves "
         "4 bytes a parameter and a fifth of the update: for where memory is short, or batches so small that "
-        "the update is a tenth of the step or more (default: float32)",
+        "the update is a tenth of the step or more",
         default="float32",
         choices=["float32", "bfloat16"],
     )
@@ -204,12 +200,12 @@ class OptimizationConfig:
     lower_bound: float | None = option("LAMB: least weight norm in the trust ratio", positive)
     upper_bound: float | None = option("LAMB: greatest weight norm in the trust ratio", positive)
     clip_norm: float = option(
-        "global norm of the averaged gradient; 0: off (default: 1)", not_negative, default=1.0, staged=True
+        "global norm of the averaged gradient; 0: off", not_negative, default=1.0, staged=True
     )
     seed: int | None = option(
         "of parameters, data order, masks, dropout (default: the checkpoint's, else 0)", seed
     )
-    epsilon: float = option("of Adam (default: 1e-6)", positive, default=1e-6)
+    epsilon: float = option("of Adam", positive, default=1e-6)
 
 
 @dataclass(frozen=True)
@@ -217,15 +213,12 @@ class CheckpointConfig:
     """Place and interval of checkpoints, and the one that a run begins with."""
 
     ckpt_dir: str = option(
-        "checkpoints, metrics and plots, of one run at a time (default: %(default)s)",
-        path_name,
-        default="./ckpt_dir",
-        scope=RANK,
+        "checkpoints, metrics and plots, of one run at a time", path_name, default="./ckpt_dir", scope=RANK
     )
     ckpt_interval: int | None = option(  # None: the plan's
-        "steps between checkpoints (default: 25000)", positive_int, default=25000, staged=True
+        "steps between checkpoints", positive_int, default=25000, staged=True
     )
-    keep_checkpoints: int = option("keep only the newest so many; 0 keeps all (default: 0)", count, default=0)
+    keep_checkpoints: int = option("keep only the newest so many; 0 keeps all", count, default=0)
     resume: bool = flag("continue from the newest complete checkpoint in ckpt_dir, if any", scope=LAUNCH)
     start_step: int = option("continue from the checkpoint of this step", count, default=0)
 
@@ -242,7 +235,7 @@ class ReportConfig:
         staged=True,
     )
     progress: str = option(
-        "auto: a bar on a terminal, lines elsewhere (default: auto)",
+        "auto: a bar on a terminal, lines elsewhere",
         default="auto",
         choices=["auto", "bar", "lines", "none"],
         scope=RANK,

@@ -58,9 +58,7 @@ NOT_HERE = {
 class FinetuningConfig:
     """Options that pretraining does not have."""
 
-    epochs: float = option(
-        "passes over the training data; 2 to 4 are usual (default: %(default)g)", positive, default=3
-    )
+    epochs: float = option("passes over the training data; 2 to 4 are usual", positive, default=3)
     backend: str | None = option(
         "default: by the launcher: mpirun and horovodrun hvd, bpslaunch byteps, none local",
         choices=BACKENDS,
@@ -108,48 +106,45 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "operators": {"help": "as in pretraining"},
     "padding": {"help": "as in pretraining"},
-    "dropout": {"default": DROPOUT, "help": "of activations and attention (default: 0.1)"},
+    "dropout": {"default": DROPOUT, "help": "of activations and attention"},
     "num_steps": {"flags": ("--training_steps",), "help": "optimizer steps in place of --epochs"},
     "batch_size": {
         "default": 32,
-        "help": "examples per process and micro-batch; 16 or 32 in a step are usual (default: %(default)s)",
+        "help": "examples per process and micro-batch; 16 or 32 in a step are usual",
     },
-    "accumulate": {"help": "micro-batches per step (default: 1)"},
+    "accumulate": {"help": "micro-batches per step"},
     "batch_size_eval": {
         "default": 32,
         "flags": ("--test_batch_size", "--dev_batch_size"),
-        "help": "examples per process in evaluation (default: %(default)s)",
+        "help": "examples per process in evaluation",
     },
     "optimizer": {
         "choices": ["bertadam", "adamw", "lamb"],
         "default": "bertadam",
-        "help": "Adam with decoupled decay, without or with bias correction, or LAMB (default: bertadam)",
+        "help": "Adam with decoupled decay, without or with bias correction, or LAMB",
     },
-    "lr": {"default": 5e-5, "help": "peak; 2e-5 to 5e-5 are usual (default: 5e-5)"},
+    "lr": {"default": 5e-5, "help": "peak; 2e-5 to 5e-5 are usual"},
     "warmup_ratio": {
         "default": 0.1,
-        "help": "share of the steps that warm up; the rate then falls linearly to 0 (default: 0.1)",
+        "help": "share of the steps that warm up; the rate then falls linearly to 0",
     },
-    "clip_norm": {"help": "norm of the gradient; 0: off (default: 1)"},
+    "clip_norm": {"help": "norm of the gradient; 0: off"},
     "seed": {"help": "of head, order and dropout (default: the checkpoint's, else 0)"},
-    "max_seq_length": {
-        "flags": ("--max_len",),
-        "help": "most tokens of an example (default: %(default)s)",
-    },
+    "max_seq_length": {"flags": ("--max_len",), "help": "most tokens of an example"},
     "num_data_workers": {
         "default": 2,
-        "help": "batches made ahead in the background; 0 makes them in the step (default: 2)",
+        "help": "batches made ahead in the background; 0 makes them in the step",
     },
     "ckpt_dir": {
         "flags": ("--output_dir",),
         "default": "./output_dir",
-        "help": "checkpoints, metrics, plots, predictions, results.json (default: %(default)s)",
+        "help": "checkpoints, metrics, plots, predictions, results.json",
     },
     "ckpt_interval": {
         "default": None,
         "help": "steps between checkpoints, each with an evaluation (default: an epoch)",
     },
-    "keep_checkpoints": {"default": 1, "help": "keep the newest so many; 0: all (default: 1)"},
+    "keep_checkpoints": {"default": 1, "help": "keep the newest so many; 0: all"},
     "resume": {"help": "continue from the newest complete checkpoint, if any"},
     "log_interval": {"default": 50},
 }

@@ -46,7 +46,7 @@ class PipelineConfig:
         "intra_first: S neighbouring processes, mostly of one host, are a model: activations stay inside "
         "hosts, gradients travel between them. inter_first: neighbouring stages are on different hosts, and "
         "with as many hosts as stages gradients stay inside hosts: faster where a process's gradients are "
-        f"more than the activations of a step (default: {INTRA_FIRST})",
+        "more than the activations of a step",
         choices=PLACEMENTS,
         default=INTRA_FIRST,
         unset=True,
@@ -54,7 +54,7 @@ class PipelineConfig:
     schedule: str = option(
         "1f1b: backward as soon as possible, so that stage i of S keeps the activations of S - i "
         "micro-batches at most; gpipe: all forward, then all backward, which keeps those of all M. Both take "
-        f"as long and give the same result (default: {ONE_F_ONE_B})",
+        "as long and give the same result",
         choices=SCHEDULES,
         default=ONE_F_ONE_B,
         name="pipeline_schedule",
