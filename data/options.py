@@ -32,13 +32,10 @@ TEXT_FORMATS = ("auto", "lines", "books", "wikiextractor", "wikitext")
 class TextConfig:
     """Reading of text files.
 
-    text_format: one of TEXT_FORMATS. "lines": a blank line ends a document. "books": every file is one
-        document, blank lines are nothing. "wikiextractor": <doc> elements or JSON lines with a "text".
-        "wikitext": " = Title = " begins a document. "auto": whichever of them, except "books", each file's
-        content shows.
+    text_format: "wikiextractor": <doc> elements or JSON lines with a "text". "wikitext": " = Title = " begins
+        a document. "auto": whichever of them, except "books", each file's content shows.
     split_sentences: for "lines" and "books": a line is a paragraph, to be split into sentences; otherwise it
         is one sentence. Wikipedia's text is always split.
-    skip_bad_records: leave out bad lines or documents instead of raising InputError.
     """
 
     text_format: str = option(
