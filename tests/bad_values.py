@@ -120,13 +120,6 @@ def all_cases() -> list[Case]:
     ]
 
 
-def sample(seed: int, number: int) -> list[Case]:
-    """So many of them, and of each command at least one."""
-    generator, cases = random.Random(seed), all_cases()
-    first = {name: generator.choice([case for case in cases if case.command == name]) for name in COMMANDS}
-    return [*first.values(), *generator.sample(cases, min(number, len(cases)))]
-
-
 def options_of(command: Command) -> list[argparse.Action]:
     """Options of a command that take a value, from the parser that it makes."""
     made: list[argparse.ArgumentParser] = []

@@ -55,17 +55,17 @@ def prepare(script: Script, argv: Sequence[str] | None) -> Prepared:
     start = check_start(config, wanted, lambda: take_initial(found, files.parameters))
     read = files.read(config.checkpoint.ckpt_dir)
     inputs = FinetuningInputs(
-        read.training,
-        read.evaluation,
-        found.tokenizer.vocabulary,
-        found.vocab_size,
-        length,
-        options.epochs,
-        start,
-        read.messages,
-        files.data_options,
-        files.evaluation_options if read.evaluation else (),
-        About(
+        training=read.training,
+        evaluation=read.evaluation,
+        vocabulary=found.tokenizer.vocabulary,
+        vocab_size=found.vocab_size,
+        max_seq_length=length,
+        epochs=options.epochs,
+        start=start,
+        messages=read.messages,
+        data_options=files.data_options,
+        evaluation_options=files.evaluation_options if read.evaluation else (),
+        about=About(
             data=files.name,
             epochs=None if options.num_steps or options.only_predict else options.epochs,
             main_score=files.main_score,
