@@ -72,9 +72,9 @@ def option(
     default: Any = None,
     **words: Any,
 ) -> Any:
-    """A field of a table. The default is added to a `help` that does not say it. `words`: further arguments of
-    `add_argument`, and `name`, `scope` and `staged` of `Option`. With `unset` the parser gives None where the
-    option is left out, to know which ones are given; `taken` has the default then."""
+    """A field of a table. The default is added to a `help` that does not say it. `words`: further arguments
+    of `add_argument`, and `name`, `scope` and `staged` of `Option`. With `unset` the parser gives None where
+    the option is left out, to know which ones are given; `taken` has the default then."""
     of_option = {key: words.pop(key) for key in ("name", "scope", "staged") if key in words}
     parsed = None if words.pop("unset", False) else default
     text = _with_default(help, default)
