@@ -231,7 +231,7 @@ _COUNTS = (
     ],
 )
 def test_just_out_of_range(flag, bad):
-    """What is no number at all, or beyond all bounds: tests/test_values.py."""
+    """Values just outside; tests/test_values.py has what is no number at all, or beyond all bounds."""
     for value in bad:
         assert f"--{flag}" in refused(f"--{flag}={value}")
         assert f"--{flag}" in refused(f"--{flag}", value)
