@@ -23,9 +23,9 @@ from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Step
 from comparison.settings import Setting
 from data import embedded
 from training.checkpoint import manifest_name
-from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options as parse_script_options
+from training.options import run_config
 from training.profiling.profiler import LAST
 
 RECORD = "record.json"

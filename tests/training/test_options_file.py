@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from tests.processes import ROOT, run_command
-from tests.training.test_options import ADDED, COMPANIONS, GLUONNLP
+from tests.training.test_options import COMPANIONS, GLUONNLP
 from training.options import expand_options, parse_options
 from training.options_file import write_options
 
@@ -50,9 +50,9 @@ def rejected(*words: object) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", [*GLUONNLP, *ADDED, *MORE])
+@pytest.mark.parametrize("name", [*GLUONNLP, *MORE])
 def test_an_option_is_what_the_command_line_makes_of_its_text(name, write):
-    text, value, *_ = {**GLUONNLP, **ADDED, **MORE}[name]
+    text, value, *_ = {**GLUONNLP, **MORE}[name]
     needed = COMPANIONS.get(name, []) + (["--raw"] if name == "text_format" else [])
     path = write(f"{name}: {'true' if text is None else text}\n")
     others = [*needed, *([] if name == "data" else ["--data", "x.txt"])]

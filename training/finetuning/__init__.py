@@ -4,5 +4,5 @@ beginning  the weights and the vocabulary that a run begins with
 options    the command line that both scripts share, and the settings made of it
 plan       epochs to steps, learning rate and warmup
 inputs     examples to train on and to evaluate on
-several    one run, or all of --seeds and --search
+several    the command of both scripts: one run, or all of --seeds and --search
 """

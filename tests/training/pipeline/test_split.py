@@ -16,8 +16,8 @@ from bert.memory import FUSED, MXNET, Batch, activation_bytes, parameter_count
 from bert.part import ModelPart
 from bert.weights.bare_params import distinct_shapes
 from bert.weights.names import EMBEDDING
+from tests.faults.test_bad_values import parts_of
 from tests.processes import ROOT
-from tests.test_values import parts_of
 from training.estimate import estimate, stage_table
 from training.pipeline.split import Costs, Split, balanced_split, given_split, make_split
 from training.pipeline.work import (
