@@ -18,8 +18,7 @@ batch/         runs on clusters that start processes themselves
 srun           command: Slurm's srun as the launcher's remote shell
 slurm          command: a batch script for Slurm
 kubernetes     command: a run's manifest
-byteps_pod     command: one pod's part of a run over BytePS
-mpi_pod        command: one pod's part of a run over Horovod
+pod            command: one pod's part of a run
 sagemaker      command: the call that starts a run on SageMaker
 sagemaker_train     command: process 1 of a container there
 health         command: a container's health

@@ -90,6 +90,7 @@ class Launch:
     limits: Limits
     policy: Policy
     roster: Roster
+    say: Callable[[str], None]
     ckpt_dir: str | None
     command: tuple[str, ...]
 
@@ -100,7 +101,7 @@ class Launch:
         if self.mpirun is not None:
             return over_mpirun.plan(merged(lines), command, self.wiring, self.mpirun)
         servers = self.servers.without(self.roster.left_out, len(lines))
-        return over_byteps.plan(lines, command, self.wiring, servers, say)
+        return over_byteps.plan(lines, command, self.wiring, servers, self.say)
 
     def question(self) -> Question:
         """Everything that other hosts are asked before a start."""
@@ -227,39 +228,44 @@ def _backend_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code (2 on bad input, 1 when a part could not be started)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Runs the command; returns its exit code."""
+    errors = Screen(sys.stderr.buffer)
     try:
-        launch = _parse(words)
+        return run(list(sys.argv[1:] if argv is None else argv), errors)
+    finally:
+        errors.finish(FINISH)
+
+
+def run(words: list[str], errors: Screen) -> int:
+    """Runs the command on words of a command line; `errors` takes all that goes to standard error.
+
+    Returns:
+        The exit code: 2 on bad input, 1 when a part could not be started, else the run's.
+    """
+    try:
+        launch = _parse(words, errors.say)
         here = not launch.wiring.only_show and any(is_here(host) for host, _ in launch.roster.lines())
         fault = launch.question().lacking(own_interfaces()) if here else None
         if fault is not None:
             raise InputError(f"this machine {fault.why}")
         parts, access = launch.plan(launch.roster.lines())
     except InputError as error:
-        say(str(error))
+        errors.say(str(error))
         return 2
     exposed = warning(parts, access)
     if exposed:
-        say(exposed)
+        errors.say(exposed)
     if launch.wiring.only_show:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
             for part in parts:
                 print(f"# {part.name} on {part.host}\n{access.by_hand(part)}", flush=True)
         return 0
     _allow_open_files()
-    errors = Screen(sys.stderr.buffer)
-    screens = (Screen(sys.stdout.buffer, errors.say), errors)
+    screen = Screen(sys.stdout.buffer, errors.say)
     try:
-        return _run(launch, Output(None if launch.quiet else screens, launch.log_dir, errors.say))
+        return _run(launch, Output(None if launch.quiet else (screen, errors), launch.log_dir, errors.say))
     finally:
-        for screen in screens:
-            screen.finish(FINISH)
-
-
-def say(text: str) -> None:
-    """Writes a line of the launcher's own, before there is a `Screen`."""
-    print(f"launch: {text}", file=sys.stderr, flush=True)
+        screen.finish(FINISH)
 
 
 def _run(launch: Launch, output: Output) -> int:
@@ -299,7 +305,7 @@ def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals:
     return start(lines, False, lambda: False).code
 
 
-def _parse(words: list[str]) -> Launch:
+def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     words, command = split_at_dashes(words)
     args = _parser().parse_args(words)
     if command and command[0].endswith(".py"):
@@ -334,6 +340,7 @@ def _parse(words: list[str]) -> Launch:
         limits=Limits(args.grace, args.server_timeout, args.stopped_timeout),
         policy=policy,
         roster=Roster(lines, spares, args.host_tries),
+        say=say,
         ckpt_dir=ckpt_dir if policy.max_restarts or policy.again else None,
         command=tuple(command),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import queue
 import re
@@ -64,7 +65,7 @@ class Screen:
     """Writes whole lines with a prefix to a stream that others may share.
 
     A thread of its own writes them: a reader that stalls must not keep the launcher from its work. BACKLOG
-    bytes wait for the reader, further lines are dropped.
+    bytes wait for the reader, further lines are dropped. `last`: the last two lines with their prefixes.
     """
 
     def __init__(self, stream: IO[bytes], say: Callable[[str], None] | None = None):
@@ -76,6 +77,7 @@ class Screen:
         """
         self._stream: IO[bytes] | None = stream
         self._say = say or self.say
+        self.last: collections.deque[str] = collections.deque(maxlen=2)
         self._terminal = stream.isatty()
         self._bar = False  # the cursor stands at the beginning of a progress bar
         self._lines: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
@@ -108,6 +110,7 @@ class Screen:
 
     def _work(self) -> None:
         for prefix, line in iter(self._lines.get, None):
+            self.last.append(f"{prefix}{line.decode('utf-8', 'replace').strip()}")
             self._write(prefix, line)
             if prefix != "launch: ":
                 with self._lock:
