@@ -146,9 +146,8 @@ class Run:
         return _living(self._process.pid, self._marker)
 
     def find(self, argument: str) -> list[int]:
-        """Process ids, in ascending order, of the run's Python processes whose script, or module (-m),
-        ends with `argument`: the ranks, neither the launcher nor a shell around them. Source text is "code.py".
-        """
+        """Process ids, in ascending order, of the run's Python processes whose script, or module (-m), ends
+        with `argument`: ranks, neither the launcher nor a shell around them. Source text is "code.py"."""
         found = []
         for pid in self.pids():
             words = _read_words(pid, "cmdline")
