@@ -63,7 +63,7 @@ from hosts.launching.parts import (
     python_of,
     ssh_words,
 )
-from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, wait
+from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, noting, wait
 from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
 from hosts.launching.signals import Signals
@@ -317,6 +317,7 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
         check_workers([*lines, *spares], args.hostfile)  # not when a spare host is needed
     ckpt_dir = _value(command, CKPT_DIR)
     policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
+    ckpt_dir = ckpt_dir if policy.max_restarts or policy.again else None
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)
     network = None if args.network is None else read_network(args.network, args.backend, args.interface)
     named = args.interface or (network.interface if network is not None else None)
@@ -324,7 +325,7 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
         hostfile=args.hostfile,
         interface=named or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
         ssh=ssh_words(args.ssh, args.dry_run) if remote else (),
-        extra=_extra(args.env),
+        extra={**_extra(args.env), **(noting(ckpt_dir) if ckpt_dir and not args.dry_run else {})},
         only_show=args.dry_run,
         network=network,
     )
@@ -341,7 +342,7 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
         policy=policy,
         roster=Roster(lines, spares, args.host_tries),
         say=say,
-        ckpt_dir=ckpt_dir if policy.max_restarts or policy.again else None,
+        ckpt_dir=ckpt_dir,
         command=tuple(command),
     )
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Container, Sequence
 
+from base.failures import FAILED
 from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.output import Lines, Output, Record, harmless
@@ -38,9 +39,9 @@ DRAIN = 2.0  # seconds that output is still read after the end, where another pr
 
 @dataclass(frozen=True)
 class Failure:
-    """A part that failed first. `host`: where it ran, as in the host file; None where that is not known.
-    `how`: name and end as a sentence. `words`: its last line on standard error. `own_end`: it ended itself,
-    with an exit code."""
+    """A part that failed first. `host`: where it ran, as in the host file, or the host that it speaks
+    against; None where that is not known. `how`: name and end as a sentence. `words`: its last line on
+    standard error. `own_end`: it ended itself, with an exit code. `kind`: as in base/failures.py."""
 
     part: str
     host: str | None
@@ -48,6 +49,18 @@ class Failure:
     how: str
     words: str
     own_end: bool
+    kind: str = FAILED
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank, if it is one."""
+        role, _, number = self.part.partition(" ")
+        return int(number) if role == "rank" else None
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is a server or the scheduler, which no rank's note is about."""
+        return self.rank is None and self.part != MPIRUN
 
 
 @dataclass(frozen=True)
@@ -183,8 +196,6 @@ class RunningPart:
             own_end, host, words = False, self._lost or None, ""
         elif self._mpirun and kind == "silent":
             host = value if value in self.part.ranks else host
-            if self._mpirun.speaker is not None:  # why the run failed, which mpirun did not come to say
-                words = self._record.last_words(f"rank {self._mpirun.speaker}")
         return Failure(self._name, host, self.exit_code, self.describe(here), words, own_end)
 
     @property
