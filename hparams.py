@@ -34,8 +34,8 @@ from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
-from hosts.plan_options import PlanOptions, add_plan_options
-from hosts.pretraining import pretraining_job
+from hosts.options import add_options
+from hosts.plans import CLUSTER, RECIPE, TARGET, PlanOptions, pretraining_job
 from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, STAGE_LENGTHS, STAGES, PerStage, Plan, in_stage
 from training.options import expand_options, parse_options
@@ -178,7 +178,8 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("the cluster")
     count(group, "--num_gpus", "GPUs, or processes without one; --launch counts the slots of --hostfile")
     target = parser.add_argument_group("the other way round, from the batch to the accumulation")
-    add_plan_options(group, target, parser.add_argument_group("the recipe"))
+    recipe = parser.add_argument_group("the recipe")
+    add_options(PlanOptions, {CLUSTER: group, TARGET: target, RECIPE: recipe})
 
     group = parser.add_argument_group("what to print instead of the table")
     group.add_argument("--json", action="store_true", help="the plan, or the result of --check, as JSON")
