@@ -48,7 +48,7 @@ from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError, one_line
 from base.files import replacing
-from base.launchers import is_number
+from base.launchers import BYTEPS, HVD, is_number
 from hosts import launch
 from hosts.addresses import is_address
 from hosts.batch.gathering import LEAVING, SCHEDULER, SERVER, WORKER, Coordinator, Member, Shape, read_secret
@@ -60,9 +60,9 @@ from hosts.launching.running import Limits, Run
 from hosts.launching.signals import FORWARDED, Signals
 
 LAUNCHER = "launcher"
-ROLES = {launch.HVD: (LAUNCHER, WORKER), launch.BYTEPS: (SCHEDULER, SERVER, WORKER)}
-NEEDED = {launch.HVD: ("keys",), launch.BYTEPS: ("workers", "slots")}
-PORTS = {launch.HVD: 2222, launch.BYTEPS: DEFAULT_PORT}
+ROLES = {HVD: (LAUNCHER, WORKER), BYTEPS: (SCHEDULER, SERVER, WORKER)}
+NEEDED = {HVD: ("keys",), BYTEPS: ("workers", "slots")}
+PORTS = {HVD: 2222, BYTEPS: DEFAULT_PORT}
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"  # where the operator says that the host file is
 # Of the operator's variables: hosts/launch.py gives mpirun hosts, slots and remote shell itself.
 REPLACED = (HOSTFILE, "OMPI_MCA_orte_set_default_slots", "OMPI_MCA_plm_rsh_args")
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(args, name) is None:
             parser.error(f"--{name} is missing; {args.backend} needs it")
     args.port = args.port or PORTS[args.backend]
-    run = _run_parts if args.backend == launch.BYTEPS else _serve if args.role == WORKER else _launch
+    run = _run_parts if args.backend == BYTEPS else _serve if args.role == WORKER else _launch
     errors = Screen(sys.stderr.buffer)
     try:
         return run(args, command, errors)
@@ -246,7 +246,7 @@ def _launch_on_workers(args: argparse.Namespace, command: Sequence[str], errors:
     keys = private_keys(args.keys)
     words = [
         "--backend",
-        launch.HVD,
+        HVD,
         "--hostfile",
         hostfile,
         "--ssh",

@@ -74,13 +74,12 @@ class Budget:
         self.left = policy.max_restarts
         self._saved = saved
         self._previous: tuple[Failure, int] | None = None
-        self._in_a_row = 0
 
     def progressed(self, saved: Saved) -> bool:
         """Refills the budget if there is a later checkpoint than the last time; returns whether there is."""
         if not saved.is_later_than(self._saved):
             return False
-        self._saved, self.left, self._previous, self._in_a_row = saved, self._policy.max_restarts, None, 0
+        self._saved, self.left, self._previous = saved, self._policy.max_restarts, None
         return True
 
     def take(self, failure: Failure, logged: int) -> str | None:
@@ -107,13 +106,13 @@ class Budget:
         if self.left == 0:
             return False
         self.left -= 1
-        self._in_a_row += 1
         return True
 
     @property
     def wait(self) -> float:
         """Seconds until the next start."""
-        return min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(max(0, self._in_a_row - 1), 30))
+        in_a_row = self._policy.max_restarts - self.left
+        return min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(max(0, in_a_row - 1), 30))
 
 
 def _is_same(one: tuple[Failure, int], other: tuple[Failure, int]) -> bool:
@@ -176,10 +175,10 @@ class Recall:
         if not (self._roster.is_short() and self._roster.left_out):
             return False
         if self._probe is not None:
-            found = self._probe.result()
-            if found is None:
+            faults = self._probe.result()
+            if faults is None:
                 return False
-            self._answered = self._probe.hosts - set(found.faults)
+            self._answered = frozenset(self._probe.hosts) - set(faults)
             self._probe = None
             self._next = time.monotonic() + self._pause()
         if self._answered:
@@ -258,8 +257,9 @@ class Restarts:
             resume, wait = True, judged
 
     def _start_noting(self, start: Start, resume: bool, recall: Recall) -> Outcome:
-        """Makes one run, whose failure has what its ranks have noted. An empty folder of checkpoints goes."""
+        """Makes one run, whose failure has what its ranks have noted."""
         lines, notes = self._roster.lines(), os.path.join(self._ckpt_dir, NOTES)
+        existed = os.path.isdir(self._ckpt_dir)
         shutil.rmtree(notes, ignore_errors=True)  # of a launcher that was killed
         with contextlib.suppress(OSError):  # the script says it better
             os.makedirs(notes)
@@ -268,9 +268,10 @@ class Restarts:
             failure = outcome.failure and noted(outcome.failure, read(notes), lines)
         finally:
             shutil.rmtree(notes, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.rmdir(self._ckpt_dir)
-        if failure is not None and failure.kind == FAILED and os.path.isdir(self._ckpt_dir):
+            if not existed:
+                with contextlib.suppress(OSError):  # the script has put something there
+                    os.rmdir(self._ckpt_dir)
+        if failure and failure.kind == FAILED and failure.own_end and os.path.isdir(self._ckpt_dir):
             failure = failure if has_room(self._ckpt_dir) else replace(failure, kind=DISK)
         return replace(outcome, failure=failure)
 

@@ -23,7 +23,8 @@ from hosts.launching.restarts import Budget, Policy, append, has_room, noted
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure
 from hosts.launching.saved import Saved, logged_step, look
-from tests.processes import LIMIT, ROOT, run_command, start_command, until
+from tests.hosts.launching import BYTEPS, HVD, LAUNCH
+from tests.processes import LIMIT, run_command, start_command, until
 
 SCRIPT = Path(__file__).with_name("restarted.py")
 POLICY = Policy(max_restarts=2, min_hosts=1, backoff=5.0, again=False, rejoin=60.0, patience=600.0)
@@ -317,7 +318,7 @@ def test_lines_of_mpirun_5():
 def words(tmp_path, plan, *options, backend="byteps", hosts="localhost slots=2\n", python=sys.executable):
     hostfile = tmp_path / "hosts"
     hostfile.write_text(hosts)
-    launcher = [sys.executable, ROOT / "hosts" / "launch.py", "--hostfile", hostfile, "--backend", backend]
+    launcher = [*LAUNCH, "--hostfile", hostfile, "--backend", backend]
     script = [python, SCRIPT, "--ckpt_dir", tmp_path / "ckpt", json.dumps(plan)]
     return [*launcher, "--backoff", "0.2", *options, "--", *script]
 
@@ -392,14 +393,7 @@ def test_exit_codes_decide(tmp_path, plan, options, code, starts):
 
 def test_restarts_need_a_folder_of_checkpoints(tmp_path):
     (tmp_path / "hosts").write_text("localhost slots=1\n")
-    base = [
-        sys.executable,
-        ROOT / "hosts" / "launch.py",
-        "--hostfile",
-        tmp_path / "hosts",
-        "--backend",
-        "byteps",
-    ]
+    base = [*BYTEPS, "--hostfile", tmp_path / "hosts"]
     result = run_command([*base, "--", sys.executable, "-c", "import sys; print('once'); sys.exit(7)"])
     assert (result.returncode, result.stdout.count("once")) == (7, 1)
     command = ["--", sys.executable, "-c", "pass"]
@@ -473,14 +467,7 @@ def test_a_second_interrupt_kills_the_ranks_of_mpirun(tmp_path):
     code += "print('ready', flush=True)\ntime.sleep(600)\n"
     (tmp_path / "stubborn.py").write_text(code)
     (tmp_path / "hosts").write_text("localhost slots=2\n")
-    base = [
-        sys.executable,
-        ROOT / "hosts" / "launch.py",
-        "--hostfile",
-        tmp_path / "hosts",
-        "--backend",
-        "hvd",
-    ]
+    base = [*HVD, "--hostfile", tmp_path / "hosts"]
     with start_command([*base, "--", tmp_path / "stubborn.py"]) as run:
         for state in ("ready", "heard"):
             until(lambda state=state: run.stdout().count(state) >= 2, run)
