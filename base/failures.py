@@ -12,11 +12,12 @@ import errno
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Mapping
 
-from base.errors import one_line
+from base.errors import InputError, one_line
 from base.files import replacing
+from base.json_files import read_json_object
 from base.launchers import launched_rank
 
 FOLDER = "RUN_FAILURES"
@@ -26,6 +27,8 @@ DISK = "disk"  # another start may find room, or the file server
 MISSING = "missing host"  # another rank did not answer, or had ended
 PASSING = "passing"  # another failure of the exchange between ranks
 MAY_PASS = (DISK, MISSING, PASSING)
+KINDS = (BAD_OPTION, FAILED, *MAY_PASS)
+_MOST_BYTES = 1 << 16
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 _NETWORK = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
 
@@ -71,10 +74,18 @@ def leave(
 
 
 def read(folder: str) -> dict[int, Note]:
-    """The notes in a folder by rank, those that were left first before others; what is none is left out."""
+    """The notes in a folder by rank, those that were left first before others. What is none is left out:
+    anybody who can write there may have put it there."""
     notes = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError, ValueError, TypeError), open(entry.path, "rb") as file:
-                notes.append((entry.stat().st_mtime_ns, Note(**json.loads(file.read(1 << 16)))))
+            with contextlib.suppress(OSError, InputError, TypeError):
+                note = Note(**read_json_object(entry.path, _MOST_BYTES))
+                numbers = (note.rank, note.code, 0 if note.missing is None else note.missing)
+                is_whole = note.kind in KINDS and all(
+                    isinstance(each, str) for each in (note.host, note.message)
+                )
+                if is_whole and all(isinstance(each, int) and each >= 0 for each in numbers):
+                    note = replace(note, message=one_line(note.message))
+                    notes.append((entry.stat().st_mtime_ns, note))
     return {note.rank: note for _, note in sorted(notes, key=lambda each: each[0])}

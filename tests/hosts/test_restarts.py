@@ -106,8 +106,14 @@ def test_notes_are_whole_and_in_their_order(tmp_path):
         environ = {failures.FOLDER: str(tmp_path / "notes"), "OMPI_COMM_WORLD_RANK": str(rank)}
         failures.leave(1, kind, f"error: of {rank}\n", environ=environ)
         os.utime(tmp_path / "notes" / f"rank.{rank}.json", (10 - rank, 10 - rank))
-    for name, text in (("rank.4.json", '{"rank"'), ("rank.5.json", "{}"), ("rank.6.json", "[1]")):
-        (tmp_path / "notes" / name).write_text(text)
+    whole = {"rank": 4, "host": "a", "code": 1, "kind": "failed", "message": "error"}
+    wrong = [
+        {**whole, name: value} for name, value in (("rank", "4"), ("kind", "x"), ("message", 1), ("m", 1))
+    ]
+    wrong += [{**whole, "missing": -1}, {**whole, "missing": [2]}, {}, [1]]
+    for number, text in enumerate([*map(json.dumps, wrong), '{"rank"', "[" * 9_000]):
+        (tmp_path / "notes" / f"{number}.json").write_text(text)
+    os.mkfifo(tmp_path / "notes" / "pipe")  # would keep a reader waiting
     notes = failures.read(str(tmp_path / "notes"))
     assert [(rank, note.kind, note.message) for rank, note in notes.items()] == [
         (3, failures.PASSING, "error: of 3 "),
