@@ -11,7 +11,7 @@ ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
 # Debian packages of setup/packages.py, Python, and an ssh server for mpirun. Keys that every container would share
-# are removed: hosts/mpi_pod.py has its own. Gloo looks for the address of its host's own name, which not every
+# are removed: hosts/pod.py has its own. Gloo looks for the address of its host's own name, which not every
 # builder gives a container: libnss-myhostname.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \

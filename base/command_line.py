@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence, TypeVar
 
 from base.errors import InputError, one_line
@@ -69,10 +70,10 @@ class CommandParser(OptionParser):
 
     def __init__(self, name: str, **keywords: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
-        self._name = name
+        self.name = name
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self._name}: {one_line(message)}\n")
+        self.exit(2, f"{self.name}: {one_line(message)}\n")
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -160,6 +161,17 @@ def not_empty(given: str) -> str:
     if len(os.fsencode(given)) > _TEXT_BYTES:
         raise argparse.ArgumentTypeError(f"{shown(given)} is longer than {_TEXT_BYTES:,} bytes")
     return given
+
+
+def matching(pattern: str, wanted: str) -> Callable[[str], str]:
+    """Reads text that a regular expression matches as a whole. `wanted`: in words, for the message."""
+
+    def read(given: str) -> str:
+        if not re.fullmatch(pattern, given, re.ASCII):
+            raise argparse.ArgumentTypeError(f"{shown(given)} is not {wanted}")
+        return given
+
+    return read
 
 
 def path_name(given: str) -> str:

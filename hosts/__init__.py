@@ -2,10 +2,10 @@
 
 hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
+options        options of a command as fields of a dataclass
 networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
-plan_options   options from which a plan of the LAMB paper follows
-pretraining    a plan of the LAMB paper as a job
+plans          runs by the LAMB paper: options, jobs, what each rank of a cluster's job runs
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS
 answer         questions about the host that it runs on
@@ -18,8 +18,7 @@ batch/         runs on clusters that start processes themselves
 srun           command: Slurm's srun as the launcher's remote shell
 slurm          command: a batch script for Slurm
 kubernetes     command: a run's manifest
-byteps_pod     command: one pod's part of a run over BytePS
-mpi_pod        command: one pod's part of a run over Horovod
+pod            command: one pod's part of a run
 sagemaker      command: the call that starts a run on SageMaker
 sagemaker_train     command: process 1 of a container there
 health         command: a container's health

@@ -16,7 +16,6 @@ the run. Nothing is written on any host. docs/ssh.md is the guide.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
@@ -37,7 +36,8 @@ from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching.over_mpirun import program
 from hosts.launching.parts import DEFAULT_PORT, ssh_words
 from hosts.mpirun import interfaces
-from hosts.reach import APART, Asked, Conversation, Fault, Question
+from hosts.options import add_options, option
+from hosts.reach import APART, Answer, Conversation, Fault, Question
 
 GIB, GIGABIT = 1 << 30, 1e9 / 8
 LOOK_SECONDS = 120.0  # for the digests of code and data, on a slow file system
@@ -59,18 +59,43 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options. `memory`: GiB a rank. `send`: seconds for each direction of each pair, 0: none
-    is used. `at_least`: Gbit/s of every link."""
+    """The command's options."""
 
-    hosts: tuple[tuple[str, int], ...]
-    hostfile: str
-    data: tuple[str, ...]
-    memory: float
-    send: float
-    at_least: float
-    ssh: tuple[str, ...]
-    python: str
-    json: bool
+    hostfile: str = option(
+        "Open MPI host file: name slots=8", "HOSTFILE", None, path_name, flags=["hostfile"]
+    )
+    data: Sequence[str] = option(
+        "files of the run, as in its --data; can be repeated", "GLOB", (), action="append"
+    )
+    memory: float = option(
+        "memory that must be free for each rank. Rule of thumb: what --estimate of the training script says, "
+        "and a quarter more",
+        "GIB",
+        2.0,
+        within(0, 100_000),
+    )
+    send: float = option(
+        "send so long between each pair of hosts, each way; 0: not at all. Rule of thumb: 0.5; 5 where the "
+        "network is shared with others. 32 hosts take 31 rounds",
+        "SECONDS",
+        0.5,
+        within(0, 600, "seconds"),
+    )
+    at_least: float | None = option(
+        "what every link must reach (default: half of the median link). Rule of thumb: half of what the "
+        "machines' vendor promises",
+        "GBIT",
+        None,
+        within(0, 100_000),
+    )
+    ssh: str = option("remote shell and its options, such as 'ssh -p 2222' (default: ssh)", "COMMAND", "ssh")
+    python: str = option(
+        "the ranks' interpreter, at the same path everywhere (default: the one that runs this)",
+        "PATH",
+        sys.executable,
+        path_name,
+    )
+    json: bool = option("print JSON instead of the table", default=False)
 
 
 @dataclass(frozen=True)
@@ -83,45 +108,14 @@ class Report:
     mend: Sequence[tuple[str, str]]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        "check",
-        prog="hosts/check.py",
-        description=__doc__,
-    )
-    parser.add_argument(
-        "hostfile", type=path_name, metavar="HOSTFILE", help="Open MPI host file: name slots=8"
-    )
-    text = "files of the run, as in its --data; can be repeated"
-    parser.add_argument("--data", action="append", default=[], metavar="GLOB", help=text)
-    text = (
-        "memory that must be free for each rank (default 2). Rule of thumb: what --estimate of the training "
-        "script says, and a quarter more"
-    )
-    parser.add_argument("--memory", type=within(0, 100_000), default=2.0, metavar="GIB", help=text)
-    text = (
-        "send so long between each pair of hosts, each way (default 0.5; 0: not at all). Rule of thumb: 0.5; "
-        "5 where the network is shared with others. 32 hosts take 31 rounds"
-    )
-    parser.add_argument("--send", type=within(0, 600, "seconds"), default=0.5, metavar="SECONDS", help=text)
-    text = (
-        "what every link must reach (default: half of the median link). Rule of thumb: half of what the "
-        "machines' vendor promises"
-    )
-    parser.add_argument("--at_least", type=within(0, 100_000), default=0.0, metavar="GBIT", help=text)
-    text = "remote shell and its options, such as 'ssh -p 2222' (default: ssh)"
-    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help=text)
-    text = "the ranks' interpreter, at the same path everywhere (default: the one that runs this)"
-    parser.add_argument("--python", type=path_name, default=sys.executable, metavar="PATH", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    parser = CommandParser("check", prog="hosts/check.py", description=__doc__)
+    add_options(Options, {"": parser})
+    options = Options(**vars(parser.parse_args(argv)))
     try:
-        options = _options(_parser().parse_args(argv))
-        report = look(options)
+        hosts = merged([*read_host_lines(options.hostfile), *read_spares(options.hostfile)])
+        report = look(options, hosts)
     except InputError as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
@@ -130,71 +124,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(as_dict(report), indent=2))
     else:
-        print(table(report, dict(options.hosts)))
+        print(table(report, dict(hosts)))
         for host, what in report.mend:
             print(f"mend: {bare(host)} {what}")
         if not report.mend:
-            print(f"{len(options.hosts)} hosts, nothing to mend")
+            print(f"{len(hosts)} hosts, nothing to mend")
     return 1 if report.mend else 0
 
 
-def _options(args: argparse.Namespace) -> Options:
-    hosts = merged([*read_host_lines(args.hostfile), *read_spares(args.hostfile)])
-    remote = any(not is_here(host) for host, _ in hosts)
-    return Options(
-        hosts=tuple(hosts),
-        hostfile=args.hostfile,
-        data=tuple(args.data),
-        memory=args.memory,
-        send=args.send,
-        at_least=args.at_least,
-        ssh=ssh_words(args.ssh) if remote else (),
-        python=args.python,
-        json=args.json,
-    )
-
-
-def look(options: Options) -> Report:
-    """Asks all hosts, and lets each pair send.
+def look(options: Options, hosts: Sequence[tuple[str, int]]) -> Report:
+    """Asks all `hosts` (name and slots), and lets each pair send.
 
     Raises:
         InputError: a host has no address.
     """
-    names = [host for host, _ in options.hosts]
+    names = [host for host, _ in hosts]
+    ssh = () if all(map(is_here, names)) else ssh_words(options.ssh)
     numeric = addresses(names, options.hostfile, lenient=True)
     path = os.environ.get("PATH", os.defpath)
     daemon = program("mpirun", only_show=shutil.which("mpirun") is None).daemon
     named = tuple(interfaces((), os.environ))
-    question = Question(options.ssh, os.getcwd(), options.python, path, (daemon,), named)
-    with Conversation(names, question) as hosts:
-        versions = hosts.ask(
-            {name: {"ask": "facts", "programs": question.programs} for name in names}, LOOK_SECONDS
-        )
-        ports = {"ports": [DEFAULT_PORT]}
-        reached = [name for name in names if not isinstance(versions[name].answer, Fault)]
-        state = {"ask": "state", "data": options.data}
-        states = hosts.ask(
-            {name: {**state, **(ports if name == names[0] else {})} for name in reached}, LOOK_SECONDS
-        )
-        faults = {
-            name: each.answer
-            for name, each in {**versions, **states}.items()
-            if isinstance(each.answer, Fault)
+    question = Question(ssh, os.getcwd(), options.python, path, (daemon,), named)
+    with Conversation(names, question) as conversation:
+        asked: dict[str, dict[str, Any]] = {
+            name: {"ask": "facts", "programs": question.programs} for name in names
         }
-        reached = [name for name in reached if name not in faults]
-        links, broken = _measure(hosts, reached, numeric, options.send)
-    facts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(names)
-    for name in reached:
-        facts[name] = {**_of(versions[name]), **_of(states[name]), "clock": versions[name].apart}
-    found = [*_faults(faults), *_unlike(facts, question), *_short(facts, options)]
+        answers = conversation.ask(asked, LOOK_SECONDS)
+        known = _reached(answers)
+        state: dict[str, Any] = {"ask": "state", "data": options.data}
+        asked = {name: {**state, "ports": [DEFAULT_PORT] if name == names[0] else []} for name in known}
+        for name, answer in conversation.ask(asked, LOOK_SECONDS).items():
+            answers[name] = answer if isinstance(answer, Fault) else {**answer, **known[name]}
+        links, broken = _measure(conversation, list(_reached(answers)), numeric, options.send)
+    facts = {name: None if isinstance(each, Fault) else each for name, each in answers.items()}
+    faults = [(name, each.why) for name, each in answers.items() if isinstance(each, Fault)]
+    found = [*faults, *_unlike(facts, question), *_short(facts, hosts, options)]
     found += [*broken, *_slow(links, options.at_least)]
     order = {name: place for place, name in enumerate(names)}
     return Report(facts, links, sorted(found, key=lambda each: order[each[0]]))
 
 
-def _of(asked: Asked) -> Mapping[str, Any]:
-    assert not isinstance(asked.answer, Fault)
-    return asked.answer
+def _reached(answers: Mapping[str, Answer]) -> dict[str, Mapping[str, Any]]:
+    return {name: each for name, each in answers.items() if not isinstance(each, Fault)}
 
 
 def _measure(
@@ -211,14 +182,14 @@ def _measure(
             )
             questions = {}
             for here, there in turn:
-                answer = listening[there].answer
+                answer = listening[there]
                 if isinstance(answer, Fault) or "error" in answer:
                     continue
                 to = {"address": numeric[there], "port": answer["port"]}
                 questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
             sent = hosts.ask(questions, LOOK_SECONDS)
             for here, there in turn:
-                answer = sent[here].answer if here in sent else {"error": "it could not open a port"}
+                answer = sent.get(here, {"error": "it could not open a port"})
                 if isinstance(answer, Fault):
                     answer = {"error": answer.why}
                 if "error" in answer:
@@ -237,11 +208,6 @@ def rounds(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         facing = zip(ring[:half], reversed(ring[half:]))
         yield [(one, other) for one, other in facing if one is not None and other is not None]
         ring = [ring[0], ring[-1], *ring[1:-1]]
-
-
-def _faults(faults: Mapping[str, Fault]) -> Iterator[tuple[str, str]]:
-    for host, fault in faults.items():
-        yield host, fault.why
 
 
 def _unlike(facts: Mapping[str, Mapping[str, Any] | None], question: Question) -> Iterator[tuple[str, str]]:
@@ -277,9 +243,11 @@ def _files(data: Mapping[str, Any]) -> str:
     return f"{data['files']} files, {data['bytes']:,} bytes, digest {data['digest']}"
 
 
-def _short(facts: Mapping[str, Mapping[str, Any] | None], options: Options) -> Iterator[tuple[str, str]]:
+def _short(
+    facts: Mapping[str, Mapping[str, Any] | None], hosts: Sequence[tuple[str, int]], options: Options
+) -> Iterator[tuple[str, str]]:
     """Hosts that lack something by themselves."""
-    for name, slots in options.hosts:
+    for name, slots in hosts:
         own = facts[name]
         if own is None:
             continue
@@ -308,7 +276,7 @@ def _short(facts: Mapping[str, Mapping[str, Any] | None], options: Options) -> I
             )
 
 
-def _slow(links: Mapping[tuple[str, str], float], at_least: float) -> Iterator[tuple[str, str]]:
+def _slow(links: Mapping[tuple[str, str], float], at_least: float | None) -> Iterator[tuple[str, str]]:
     """Links below what is asked for, or far below the others."""
     if not links:
         return

@@ -2,7 +2,7 @@
 
     python hosts/health.py
 
-An ssh server that hosts/mpi_pod.py runs answers; no rank, server or scheduler has been stopped (state T);
+An ssh server that hosts/pod.py runs answers; no rank, server or scheduler has been stopped (state T);
 shared memory is not full, where the next batch would end in a SIGBUS. A container that runs none of these is
 healthy. Standard library only.
 """
@@ -18,12 +18,12 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from hosts.mpi_pod import answers
+from hosts.batch.ssh import answers
 
 SHARED_MEMORY = "/dev/shm"
 LEAST = 1 << 20  # bytes of shared memory
 SECONDS = 5.0  # for the ssh server
-SERVES, PORT = "mpi_pod.py", "--port"
+SERVES, PORT = ["-m", "hosts.pod", "hvd", "worker"], "--port"
 MARKS = (b"OMPI_COMM_WORLD_RANK=", b"DMLC_ROLE=")  # of the processes of a run
 
 
@@ -60,7 +60,7 @@ def problems(proc: Path) -> list[str]:
 
 def _ssh_port(command: Sequence[str]) -> int | None:
     """The port of a worker's ssh server, if that is what the words start."""
-    if len(command) < 3 or not command[1].endswith(SERVES) or command[2] != "worker":
+    if list(command[1:5]) != SERVES:
         return None
     given = [after for before, after in zip(command, command[1:]) if before == PORT]
     return int(given[-1]) if given and given[-1].isdecimal() else 2222

@@ -16,7 +16,6 @@ hosts/batch/pod.yaml, mpijob.yaml and byteps.yaml. Needs PyYAML; talks to no clu
 from __future__ import annotations
 
 import argparse
-import re
 import secrets
 import sys
 from pathlib import Path
@@ -26,13 +25,14 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, path_name, split_at_dashes, whole
+from base.command_line import CommandParser, matching, path_name, whole
 from base.errors import InputError
+from base.launchers import BYTEPS, HVD
 from base.sealed import TOKEN_BYTES
-from hosts.batch.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
 from hosts.batch.gathering import SCHEDULER, SERVER, WORKER
 from hosts.batch.templates import documents, filled, holders, merged, patched, yaml_text
 from hosts.networks import RULE, TCP, Network, read_network
+from hosts.plans import BACKENDS, script_and_options, write_cluster_job
 
 MEMLOCK = (
     "adapters need memory that stays in place: the nodes' container runtime has to let pods lock any amount "
@@ -41,15 +41,26 @@ MEMLOCK = (
 LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 SMALL = {"cpu": "1", "memory": "1Gi"}  # BytePS's scheduler
 HEADROOM = 30  # seconds between the ranks' last limit and the kubelet's SIGKILL
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
-_RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 _NVIDIA = "nvidia.com/"
-_LONGEST_NAME = 40  # with what is appended, a pod's host name stays below 63 characters
+_AMOUNT, _UNIT = (
+    r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?",
+    "a number with a unit as Kubernetes has it",
+)
+_DEVICE = r"[a-z0-9.-]+/[A-Za-z0-9._-]+"
+_DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+# With what is appended, a pod's host name stays below 63 characters.
+_name = matching(
+    r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "at most 40 lower-case letters, digits and hyphens, a letter first"
+)
+_quantity = matching(_AMOUNT, f"{_UNIT}, such as 64Gi")
+_device = matching(_DEVICE, "a resource's name, such as nvidia.com/gpu")
+_resource = matching(f"({_DEVICE}|hugepages-[^=]+)={_AMOUNT}", "NAME=NUMBER, such as vpc.amazonaws.com/efa=4")
+_label = matching(r"[^=]+=(.|\n)+", "NAME=VALUE")
+_volume = matching(f"{_DNS_NAME}:/[^:]*(:ro)?", "CLAIM:/PATH or CLAIM:/PATH:ro")
+_secret = matching(_DNS_NAME, "the name of a Secret in --namespace")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     parser = CommandParser(
         "kubernetes",
         prog="hosts/kubernetes.py",
@@ -60,8 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--backend", required=True, choices=BACKENDS, help="hvd: MPIJob; byteps: Indexed Jobs"
     )
-    parser.add_argument("--name", required=True, metavar="NAME", help="of the run, and of its objects")
-    parser.add_argument("--namespace", default="default", metavar="NAME", help="(default: default)")
+    text = "of the run, and of its objects"
+    parser.add_argument("--name", type=_name, required=True, metavar="NAME", help=text)
+    text = "(default: default)"
+    parser.add_argument("--namespace", type=_name, default="default", metavar="NAME", help=text)
     text = "container image with this project set up (docs/containers.md)"
     parser.add_argument("--image", required=True, metavar="IMAGE", help=text)
     text = "this project's folder in the image (default /opt/bert)"
@@ -74,45 +87,36 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=number, required=True, metavar="N", help=text)
     _resource_options(parser)
     _limit_options(parser)
-    add_plan_group(parser)
     return parser
 
 
 def _resource_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what a pod has")
     add = group.add_argument
-    add("--gpu", metavar="RESOURCE", help="one for each rank, such as nvidia.com/gpu (default: none)")
     add(
-        "--cpus",
-        default="4",
-        metavar="N",
-        help="(default 4). Rule of thumb: a node's, less 2 for its own services",
+        "--gpu",
+        type=_device,
+        metavar="RESOURCE",
+        help="one for each rank, such as nvidia.com/gpu (default: none)",
     )
-    add(
-        "--memory",
-        default="16Gi",
-        metavar="SIZE",
-        help="(default 16Gi); --estimate of the scripts says what is needed",
-    )
+    text = "(default 4). Rule of thumb: a node's, less 2 for its own services"
+    add("--cpus", type=_quantity, default="4", metavar="N", help=text)
+    text = "(default 16Gi); --estimate of the scripts says what is needed"
+    add("--memory", type=_quantity, default="16Gi", metavar="SIZE", help=text)
     text = (
         "shared memory, a part of --memory (default 8Gi). Rule of thumb: 1Gi a rank, and the gradients with "
         "BytePS"
     )
-    add("--shm", default="8Gi", metavar="SIZE", help=text)
+    add("--shm", type=_quantity, default="8Gi", metavar="SIZE", help=text)
     text = "another resource, such as vpc.amazonaws.com/efa=4 or rdma/hca=1; can be repeated"
-    add("--resource", action="append", default=[], metavar="NAME=NUMBER", help=text)
+    add("--resource", type=_resource, action="append", default=[], metavar="NAME=NUMBER", help=text)
     text = (
         "a PersistentVolumeClaim and its path in the pods; can be repeated. --ckpt_dir has to be on one that "
         "all pods can write (ReadWriteMany)"
     )
-    add("--volume", action="append", default=[], metavar="CLAIM:/PATH[:ro]", help=text)
-    add(
-        "--node",
-        action="append",
-        default=[],
-        metavar="LABEL=VALUE",
-        help="only nodes with this label; can be repeated",
-    )
+    add("--volume", type=_volume, action="append", default=[], metavar="CLAIM:/PATH[:ro]", help=text)
+    text = "only nodes with this label; can be repeated"
+    add("--node", type=_label, action="append", default=[], metavar="LABEL=VALUE", help=text)
     add("--network", metavar="KIND", help=f"hvd: {RULE}")
     text = "byteps: pods with a server (default: as many as workers, BytePS's recommendation)"
     add("--servers", type=whole(1, 4096, "BytePS's largest networks have hundreds"), metavar="N", help=text)
@@ -120,13 +124,14 @@ def _resource_options(parser: argparse.ArgumentParser) -> None:
         "byteps: an existing Secret with an entry `secret`, 32 random bytes or more, by which the run's pods "
         "know each other (default: a new one in the manifest)"
     )
-    add("--secret", metavar="NAME", help=text)
-    add("--server_cpus", default="4", metavar="N", help="byteps: CPUs of a server (default 4)")
+    add("--secret", type=_secret, metavar="NAME", help=text)
+    text = "byteps: CPUs of a server (default 4)"
+    add("--server_cpus", type=_quantity, default="4", metavar="N", help=text)
     text = (
         "byteps: memory of a server (default 8Gi). Rule of thumb: 3 times the parameters, divided by the "
         "servers"
     )
-    add("--server_memory", default="8Gi", metavar="SIZE", help=text)
+    add("--server_memory", type=_quantity, default="8Gi", metavar="SIZE", help=text)
     text = "YAML with fields that are merged into the jobs and pods: tolerations, queues (docs/kubernetes.md)"
     add("--patch", type=path_name, metavar="FILE", help=text)
 
@@ -152,15 +157,7 @@ def _limit_options(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the manifest to standard output; returns the exit code (2 on bad input)."""
-    words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    try:
-        text = _manifest(args, own)
-    except InputError as error:
-        print(f"kubernetes: {error}", file=sys.stderr)
-        return 2
-    sys.stdout.write(text)
-    return 0
+    return write_cluster_job(_parser(), _manifest, argv)
 
 
 def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
@@ -243,47 +240,27 @@ def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]
     """Values of the templates' names, but for the command of the ranks and what differs between roles.
 
     Raises:
-        InputError: the API server would reject one, or no pod would ever start with it.
+        InputError: no pod would ever start with them.
     """
-    others = dict(_pair("--resource", each) for each in args.resource)
-    volumes = list(map(_volume, args.volume))
-    nodes = dict(_pair("--node", each) for each in args.node)
-    for flag, name in (("--name", args.name), ("--namespace", args.namespace)):
-        if not _DNS_LABEL.fullmatch(name) or len(name) > _LONGEST_NAME:
-            raise InputError(
-                f"{flag} {name}: it must be at most {_LONGEST_NAME} lower-case letters, digits and hyphens, "
-                "a letter first"
-            )
-    if args.secret is not None and not _DNS_NAME.fullmatch(args.secret):
-        raise InputError(f"--secret {args.secret}: write the name of a Secret in --namespace")
-    for flag, value in (("--cpus", args.cpus), ("--memory", args.memory), ("--shm", args.shm)):
-        if not _QUANTITY.fullmatch(value):
-            raise InputError(f"{flag} {value}: write a number with a unit as Kubernetes has it, such as 64Gi")
-    if args.gpu is not None and not _RESOURCE.fullmatch(args.gpu):
-        raise InputError(f"--gpu {args.gpu}: write the resource's name, such as nvidia.com/gpu")
-    for name, amount in others.items():
-        known = _RESOURCE.fullmatch(name) or name.startswith("hugepages-")
-        if not known or not _QUANTITY.fullmatch(amount):
-            raise InputError(
-                f"--resource {name}={amount}: write NAME=NUMBER, such as vpc.amazonaws.com/efa=4"
-            )
+    others = dict(each.split("=", 1) for each in args.resource)
+    nodes = dict(each.split("=", 1) for each in args.node)
+    volumes = [each.split(":") for each in args.volume]
+    read_only = [{"readOnly": True} if each[2:] else {} for each in volumes]
     if network is not None and network.kind != TCP and not others:
         raise InputError(
             f"--network {network.kind}: pods have no adapter without --resource, such as "
             "vpc.amazonaws.com/efa=4 and hugepages-2Mi=5120Mi, or rdma/hca=1"
         )
-    paths = [path for _, path, _ in volumes]
-    for claim, path, _ in volumes:
-        if not _DNS_NAME.fullmatch(claim) or not path.startswith("/"):
-            raise InputError(f"--volume {claim}:{path}: write CLAIM:/PATH or CLAIM:/PATH:ro")
+    paths = [path for _, path, *_ in volumes]
+    for given, path in zip(args.volume, paths):
         if paths.count(path) > 1:
-            raise InputError(f"--volume {claim}:{path}: this path is given twice")
+            raise InputError(f"--volume {given}: this path is given twice")
     directory = args.directory.rstrip("/")
     servers = args.servers or args.workers
     gathering = ["--servers", servers, "--scheduler", f"{args.name}-{SCHEDULER}-0.{args.name}"]
     gathering += ["--secret", "/etc/run-secret/secret"]
     gpus = {} if args.gpu is None else {args.gpu: str(args.slots)}
-    volume_of = [(f"volume-{number}", *each) for number, each in enumerate(volumes)]
+    names = [f"volume-{number}" for number in range(len(volumes))]
     return {
         **{name: getattr(args, name) for name in ("name", "namespace", "image", "user", "workers", "slots")},
         **{name: getattr(args, name) for name in ("retries", "grace", "patience", "shm", "gpu")},
@@ -297,10 +274,12 @@ def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]
         "resources": {"cpu": args.cpus, "memory": args.memory, **gpus, **others},
         "nodes": nodes or None,
         "network": ["--network", args.network] if args.network else [],
-        "mounts": [{"name": name, "mountPath": path, **mode} for name, _, path, mode in volume_of],
+        "mounts": [
+            {"name": name, "mountPath": path, **mode} for name, path, mode in zip(names, paths, read_only)
+        ],
         "volumes": [
             {"name": name, "persistentVolumeClaim": {"claimName": claim, **mode}}
-            for name, claim, _, mode in volume_of
+            for name, (claim, *_), mode in zip(names, volumes, read_only)
         ],
     }
 
@@ -321,22 +300,6 @@ def _check_backend(args: argparse.Namespace) -> None:
             f"--network {args.network}: goes with --backend hvd; pods of BytePS announce the address that "
             "the cluster gives them (POD_IP)"
         )
-
-
-def _pair(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals or not value:
-        raise InputError(f"{flag} {text}: write NAME=VALUE")
-    return name, value
-
-
-def _volume(text: str) -> tuple[str, str, dict[str, bool]]:
-    """Claim, path, and fields of a volume that is only read."""
-    claim, colon, rest = text.partition(":")
-    path, _, mode = rest.partition(":")
-    if not colon or mode not in ("", "ro"):
-        raise InputError(f"--volume {text}: write CLAIM:/PATH or CLAIM:/PATH:ro")
-    return claim, path, {"readOnly": True} if mode else {}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ cores by a rule of its own (BYTEPS_NUMA_ON=0 prevents it), and when a rank dies 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import resource
@@ -46,6 +45,7 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError
+from base.launchers import BYTEPS, HVD
 from hosts.addresses import is_here
 from hosts.answer import interfaces as own_interfaces
 from hosts.hostfile import merged, read_host_lines, read_spares
@@ -63,35 +63,137 @@ from hosts.launching.parts import (
     python_of,
     ssh_words,
 )
-from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, wait
+from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, noting, wait
 from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
 from hosts.launching.signals import Signals
 from hosts.mpirun import interfaces
 from hosts.networks import RULE, read_network
+from hosts.options import add_options, option
 from hosts.reach import Question, check, faults_of, summed_up
 
 FINISH = 60.0  # seconds for a slow reader to take the last lines
 RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
-HVD, BYTEPS = BACKENDS = ("hvd", "byteps")
+BACKENDS = (HVD, BYTEPS)
 CKPT_DIR, RESUME, START_STEP = "--ckpt_dir", "--resume", "--start_step"  # options of the training scripts
 
 
 @dataclass(frozen=True)
-class Launch:
-    """The options as given, and the command of the ranks."""
+class Options:
+    """The options as given. Those in seconds have a rule of thumb in their help, where one is known."""
 
-    backend: str
+    hostfile: str = option("Open MPI host file: name slots=8", "FILE", convert=path_name, required=True)
+    backend: str = option(
+        "hvd: mpirun, for scripts over Horovod; byteps: scheduler, servers and workers of BytePS",
+        required=True,
+        choices=BACKENDS,
+    )
+    max_restarts: int | None = option(
+        f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
+        "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
+        "be replaced",
+        "N",
+        convert=whole(0, 1000, "more would hide a defect"),
+    )
+    min_hosts: int | None = option(
+        "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
+        "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper",
+        "K",
+        convert=whole(1, 100_000, "no cluster is so large"),
+    )
+    host_tries: int = option(
+        "leave a host out after so many failures in a row, of its processes or of its answer. Rule of thumb: "
+        "2, a host that reboots has answered by then; 1 with --backoff 60 or more",
+        "N",
+        2,
+        whole(1, 1000, "such a host does not come back"),
+    )
+    backoff: float = option(
+        "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
+        "300 s. Rule of thumb: what a batch system takes to give a host back",
+        "SECONDS",
+        5.0,
+        limited,
+    )
+    rejoin_interval: float = option(
+        "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly",
+        "SECONDS",
+        60.0,
+        limited,
+    )
+    host_patience: float = option(
+        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
+        "reboot",
+        "SECONDS",
+        600.0,
+        limited,
+    )
+    again: bool = option(
+        "start again when the script exits with 75, saved and to be run again (default: exit with 75)",
+        default=False,
+    )
+    mpirun: str = option(
+        "hvd: mpirun and more options for it, as a shell would split them (default: mpirun)",
+        "COMMAND",
+        "mpirun",
+    )
+    num_servers: int | None = option(
+        "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
+        "servers that share their hosts with workers: each host's network then carries the same load)",
+        "N",
+        convert=whole(0, 4096, "BytePS's largest networks have hundreds"),
+    )
+    scheduler: str | None = option(
+        "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
+        f"machine, else {DEFAULT_PORT})",
+        "HOST[:PORT]",
+    )
+    ssh: str = option("remote shell and its options, such as 'ssh -p 2222' (default: ssh)", "COMMAND", "ssh")
+    interface: str | None = option(
+        "network interface between the hosts (default: any but loopback and Docker's for hvd; "
+        "DMLC_INTERFACE, else that of the addresses in the host file for byteps)",
+        "NAME",
+    )
+    network: str | None = option(RULE, "KIND")
+    env: Sequence[str] = option(
+        "a variable for every part, with its value here or a given one; can be repeated",
+        "NAME[=VALUE]",
+        (),
+        action="append",
+    )
+    log_dir: str | None = option(
+        "also write each part's lines to DIR/rank.N/stdout, DIR/server.N/stderr, DIR/scheduler/...; appended",
+        "DIR",
+        convert=path_name,
+    )
+    quiet: bool = option("show the launcher's own lines only; needs --log_dir", default=False)
+    grace: float = option(
+        "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint",
+        "SECONDS",
+        Limits().grace,
+        limited,
+    )
+    stopped_timeout: float = option(
+        "a part stopped by SIGSTOP for so long counts as dead", "SECONDS", Limits().stopped, limited
+    )
+    server_timeout: float = option(
+        "how long servers may take to end after the last rank", "SECONDS", Limits().servers, limited
+    )
+    dry_run: bool = option("print a command for each part, start nothing", default=False)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Settings that follow from the options, and the command of the ranks."""
+
+    options: Options
     wiring: Wiring
-    servers: over_byteps.Servers
     mpirun: over_mpirun.Mpirun | None
-    log_dir: Path | None
-    quiet: bool
-    limits: Limits
     policy: Policy
     roster: Roster
-    ckpt_dir: str | None
+    ckpt_dir: str | None  # with restarts
     command: tuple[str, ...]
+    say: Callable[[str], None]
 
     def plan(self, lines: Sequence[tuple[str, int]], resume: bool = False) -> tuple[list[Part], Access]:
         """The processes of a run on the hosts of `lines`, and how they are started."""
@@ -99,8 +201,9 @@ class Launch:
         command = [*self.command, *more]
         if self.mpirun is not None:
             return over_mpirun.plan(merged(lines), command, self.wiring, self.mpirun)
-        servers = self.servers.without(self.roster.left_out, len(lines))
-        return over_byteps.plan(lines, command, self.wiring, servers, say)
+        given = over_byteps.Servers(self.options.num_servers, self.options.scheduler)
+        servers = given.without(self.roster.left_out, len(lines))
+        return over_byteps.plan(lines, command, self.wiring, servers, self.say)
 
     def question(self) -> Question:
         """Everything that other hosts are asked before a start."""
@@ -117,174 +220,67 @@ class Launch:
         return tuple(name for name in dict.fromkeys(named) if name and "/" not in name)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        "launch",
-        prog="hosts/launch.py",
-        usage="%(prog)s --hostfile FILE --backend {hvd,byteps} [options] -- SCRIPT OPTIONS...",
-        description=__doc__,
-    )
-    text = "Open MPI host file: name slots=8"
-    parser.add_argument("--hostfile", type=path_name, required=True, metavar="FILE", help=text)
-    text = "hvd: mpirun, for scripts over Horovod; byteps: scheduler, servers and workers of BytePS"
-    parser.add_argument("--backend", required=True, choices=BACKENDS, help=text)
-    _restart_options(parser)
-    _backend_options(parser)
-    text = "remote shell and its options, such as 'ssh -p 2222' (default: ssh)"
-    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help=text)
-    text = (
-        "network interface between the hosts (default: any but loopback and Docker's for hvd; "
-        "DMLC_INTERFACE, else that of the addresses in the host file for byteps)"
-    )
-    parser.add_argument("--interface", metavar="NAME", help=text)
-    parser.add_argument("--network", metavar="KIND", help=RULE)
-    text = "a variable for every part, with its value here or a given one; can be repeated"
-    parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
-    text = (
-        "also write each part's lines to DIR/rank.N/stdout, DIR/server.N/stderr, DIR/scheduler/...; appended"
-    )
-    parser.add_argument("--log_dir", type=path_name, metavar="DIR", help=text)
-    text = "show the launcher's own lines only; needs --log_dir"
-    parser.add_argument("--quiet", action="store_true", help=text)
-    limits = Limits()
-    text = "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint"
-    _seconds(parser, "--grace", limits.grace, text)
-    text = "a part stopped by SIGSTOP for so long counts as dead"
-    _seconds(parser, "--stopped_timeout", limits.stopped, text)
-    _seconds(
-        parser, "--server_timeout", limits.servers, "how long servers may take to end after the last rank"
-    )
-    parser.add_argument("--dry_run", action="store_true", help="print a command for each part, start nothing")
-    return parser
-
-
-def _seconds(parser: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
-    help = f"{text} (default {default:g})"
-    parser.add_argument(flag, type=limited, default=default, metavar="SECONDS", help=help)
-
-
-def _restart_options(parser: argparse.ArgumentParser) -> None:
-    text = (
-        f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
-        "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
-        "be replaced"
-    )
-    parser.add_argument(
-        "--max_restarts", type=whole(0, 1000, "more would hide a defect"), metavar="N", help=text
-    )
-    text = (
-        "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
-        "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper"
-    )
-    parser.add_argument(
-        "--min_hosts", type=whole(1, 100_000, "no cluster is so large"), metavar="K", help=text
-    )
-    text = (
-        "leave a host out after so many failures in a row, of its processes or of its answer (default 2). "
-        "Rule of thumb: 2, a host that reboots has answered by then; 1 with --backoff 60 or more"
-    )
-    parser.add_argument(
-        "--host_tries",
-        type=whole(1, 1000, "such a host does not come back"),
-        default=2,
-        metavar="N",
-        help=text,
-    )
-    text = (
-        "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
-        "300 s. Rule of thumb: what a batch system takes to give a host back"
-    )
-    _seconds(parser, "--backoff", 5.0, text)
-    text = "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly"
-    _seconds(parser, "--rejoin_interval", 60.0, text)
-    text = (
-        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
-        "reboot"
-    )
-    _seconds(parser, "--host_patience", 600.0, text)
-    text = "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
-    parser.add_argument("--again", action="store_true", help=text)
-
-
-def _backend_options(parser: argparse.ArgumentParser) -> None:
-    text = "hvd: mpirun and more options for it, as a shell would split them (default: mpirun)"
-    parser.add_argument("--mpirun", default="mpirun", metavar="COMMAND", help=text)
-    text = (
-        "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
-        "servers that share their hosts with workers: each host's network then carries the same load)"
-    )
-    parser.add_argument(
-        "--num_servers",
-        type=whole(0, 4096, "BytePS's largest networks have hundreds"),
-        metavar="N",
-        help=text,
-    )
-    text = (
-        "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
-        f"machine, else {DEFAULT_PORT})"
-    )
-    parser.add_argument("--scheduler", metavar="HOST[:PORT]", help=text)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code (2 on bad input, 1 when a part could not be started)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Runs the command; returns its exit code."""
+    errors = Screen(sys.stderr.buffer)
     try:
-        launch = _parse(words)
-        here = not launch.wiring.only_show and any(is_here(host) for host, _ in launch.roster.lines())
+        return run(list(sys.argv[1:] if argv is None else argv), errors)
+    finally:
+        errors.finish(FINISH)
+
+
+def run(words: list[str], errors: Screen) -> int:
+    """Runs the command on words of a command line; `errors` takes all that goes to standard error.
+
+    Returns:
+        The exit code: 2 on bad input, 1 when a part could not be started, else the run's.
+    """
+    screen = Screen(sys.stdout.buffer, errors.say)
+    try:
+        launch = _parse(words, errors.say)
+        options, lines = launch.options, launch.roster.lines()
+        here = not options.dry_run and any(is_here(host) for host, _ in lines)
         fault = launch.question().lacking(own_interfaces()) if here else None
         if fault is not None:
             raise InputError(f"this machine {fault.why}")
-        parts, access = launch.plan(launch.roster.lines())
+        parts, access = launch.plan(lines)
+        exposed = warning(parts, access)
+        if exposed:
+            errors.say(exposed)
+        if options.dry_run:
+            with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
+                for part in parts:
+                    print(f"# {part.name} on {part.host}\n{access.by_hand(part)}", flush=True)
+            return 0
+        _allow_open_files()
+        log_dir = None if options.log_dir is None else Path(options.log_dir)
+        return _run(launch, Output(None if options.quiet else (screen, errors), log_dir, errors.say))
+    except Stopped as stopped:
+        errors.say(str(stopped))
+        return stopped.code
     except InputError as error:
-        say(str(error))
+        errors.say(str(error))
         return 2
-    exposed = warning(parts, access)
-    if exposed:
-        say(exposed)
-    if launch.wiring.only_show:
-        with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
-            for part in parts:
-                print(f"# {part.name} on {part.host}\n{access.by_hand(part)}", flush=True)
-        return 0
-    _allow_open_files()
-    errors = Screen(sys.stderr.buffer)
-    screens = (Screen(sys.stdout.buffer, errors.say), errors)
-    try:
-        return _run(launch, Output(None if launch.quiet else screens, launch.log_dir, errors.say))
+    except OSError as error:
+        errors.say(f"{error.filename or 'a part'}: {error.strerror}; ended the run")
+        return 1
     finally:
-        for screen in screens:
-            screen.finish(FINISH)
-
-
-def say(text: str) -> None:
-    """Writes a line of the launcher's own, before there is a `Screen`."""
-    print(f"launch: {text}", file=sys.stderr, flush=True)
+        screen.finish(FINISH)
 
 
 def _run(launch: Launch, output: Output) -> int:
     """Runs it once, or again and again."""
+    limits = Limits(launch.options.grace, launch.options.server_timeout, launch.options.stopped_timeout)
     with Signals() as signals:
 
         def start(lines: Sequence[tuple[str, int]], resume: bool, wish: Wish) -> Outcome:
-            parts, access = launch.plan(lines, resume)
-            return Run(parts, access, launch.limits, output, signals, wish).run()
+            return Run(*launch.plan(lines, resume), limits, output, signals, wish).run()
 
-        try:
-            if launch.ckpt_dir is None:
-                return _run_once(launch, start, output.say, signals)
-            question = launch.question()
-            restarts = Restarts(launch.policy, launch.roster, launch.ckpt_dir, question, signals, output.say)
-            return restarts.run(start)
-        except Stopped as stopped:
-            output.say(str(stopped))
-            return stopped.code
-        except InputError as error:
-            output.say(str(error))
-            return 2
-        except OSError as error:
-            output.say(f"{error.filename or 'a part'}: {error.strerror}; ended the run")
-            return 1
+        if launch.ckpt_dir is None:
+            return _run_once(launch, start, output.say, signals)
+        question = launch.question()
+        restarts = Restarts(launch.policy, launch.roster, launch.ckpt_dir, question, signals, output.say)
+        return restarts.run(start)
 
 
 def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals: Signals) -> int:
@@ -299,9 +295,16 @@ def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals:
     return start(lines, False, lambda: False).code
 
 
-def _parse(words: list[str]) -> Launch:
+def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     words, command = split_at_dashes(words)
-    args = _parser().parse_args(words)
+    parser = CommandParser(
+        "launch",
+        prog="hosts/launch.py",
+        usage="%(prog)s --hostfile FILE --backend {hvd,byteps} [options] -- SCRIPT OPTIONS...",
+        description=__doc__,
+    )
+    add_options(Options, {"": parser})
+    args = Options(**vars(parser.parse_args(words)))
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]
     lines, spares = read_host_lines(args.hostfile), read_spares(args.hostfile)
@@ -311,6 +314,7 @@ def _parse(words: list[str]) -> Launch:
         check_workers([*lines, *spares], args.hostfile)  # not when a spare host is needed
     ckpt_dir = _value(command, CKPT_DIR)
     policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
+    ckpt_dir = ckpt_dir if policy.max_restarts or policy.again else None
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)
     network = None if args.network is None else read_network(args.network, args.backend, args.interface)
     named = args.interface or (network.interface if network is not None else None)
@@ -318,28 +322,25 @@ def _parse(words: list[str]) -> Launch:
         hostfile=args.hostfile,
         interface=named or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
         ssh=ssh_words(args.ssh, args.dry_run) if remote else (),
-        extra=_extra(args.env),
+        extra={**_extra(args.env), **(noting(ckpt_dir) if ckpt_dir and not args.dry_run else {})},
         only_show=args.dry_run,
         network=network,
     )
     for line in network.comment() if network is not None else []:
         say(f"--network {args.network}: {line}")
     return Launch(
-        backend=args.backend,
+        options=args,
         wiring=wiring,
-        servers=over_byteps.Servers(args.num_servers, args.scheduler),
         mpirun=over_mpirun.program(args.mpirun, args.dry_run) if args.backend == HVD else None,
-        log_dir=None if args.log_dir is None else Path(args.log_dir),
-        quiet=args.quiet,
-        limits=Limits(args.grace, args.server_timeout, args.stopped_timeout),
         policy=policy,
         roster=Roster(lines, spares, args.host_tries),
-        ckpt_dir=ckpt_dir if policy.max_restarts or policy.again else None,
+        ckpt_dir=ckpt_dir,
         command=tuple(command),
+        say=say,
     )
 
 
-def _policy(args: argparse.Namespace, ckpt_dir: str | None, command: Sequence[str], num_hosts: int) -> Policy:
+def _policy(args: Options, ckpt_dir: str | None, command: Sequence[str], num_hosts: int) -> Policy:
     """Options of restarts. Raises InputError where they do not go with the script's."""
     restarts = (RESTARTS if ckpt_dir else 0) if args.max_restarts is None else args.max_restarts
     flag = f"--max_restarts {restarts}" if restarts else "--again"
@@ -388,7 +389,7 @@ def _extra(given: Sequence[str]) -> dict[str, str]:
     return extra
 
 
-def _check_options(args: argparse.Namespace) -> None:
+def _check_options(args: Options) -> None:
     for flag, value in (("--num_servers", args.num_servers), ("--scheduler", args.scheduler)):
         if args.backend == HVD and value is not None:
             raise InputError(f"{flag} {value}: goes with --backend byteps")

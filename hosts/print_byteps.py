@@ -28,8 +28,6 @@ script: float16 on GPUs, float32 without.
 
 from __future__ import annotations
 
-from typing import Sequence
-
 from base.errors import InputError
 from hosts.addresses import LOOPBACK, bare, is_address, is_loopback
 from hosts.launching.parts import DEFAULT_PORT, check_workers, choose_num_servers
@@ -81,30 +79,42 @@ def command(job: Job, cluster: Cluster) -> str:
 def _by_hand(job: Job, cluster: Cluster) -> list[str]:
     """A block of text for the variables of every shell, and one for each role."""
     workers = cluster.hosts
-    hosts = list(dict.fromkeys(host for host, _ in workers))
+    ranks: dict[str, int] = {}
+    for host, slots in workers:
+        ranks[host] = ranks.get(host, 0) + slots
+    hosts = list(ranks)
     shared: dict[str, Word] = {"DMLC_NUM_WORKER": str(len(workers))}
     roles = []
     if len(workers) > 1:
         shared["DMLC_NUM_SERVER"] = str(choose_num_servers(None, workers, distributed=True))
-        shared["DMLC_PS_ROOT_URI"] = _root(hosts[0])
+        root, known = bare(hosts[0]), is_address(bare(hosts[0]))
+        missing = Required("DMLC_PS_ROOT_URI", f"the address of {root}, in numbers")
+        shared["DMLC_PS_ROOT_URI"] = LOOPBACK if is_loopback(hosts[0]) else root if known else missing
         shared["DMLC_PS_ROOT_PORT"] = str(DEFAULT_PORT)
-        shared.update(_network(hosts, cluster.interface))
+        # By one of these a process knows the address that it announces.
+        if cluster.interface is None and all(map(is_loopback, hosts)):
+            shared["DMLC_NODE_HOST"] = LOOPBACK
+        else:
+            missing = Required("DMLC_INTERFACE", "the network interface between the hosts, for example ens5")
+            shared["DMLC_INTERFACE"] = cluster.interface or missing
+        each = hosts[0] if len(hosts) == 1 else f"each of {', '.join(hosts)}"
         roles = [f"# the scheduler, on {hosts[0]}", "DMLC_ROLE=scheduler bpslaunch"]
-        roles += [f"# the servers: one on {_each(hosts)}", "DMLC_ROLE=server bpslaunch"]
+        roles += [f"# the servers: one on {each}", "DMLC_ROLE=server bpslaunch"]
     required = {word.variable: word for line in job.options for word in line if isinstance(word, Required)}
     path = {"PATH": Expanded(f"$PWD/{VENV}:$PATH")} if cluster.machine and cluster.machine.venv else {}
     exports = [*assignments(shared), " ".join(assignments(VARIABLES)), *assignments({**required, **path})]
 
     numbers = ", ".join(f"{number} on {host}" for number, (host, _) in enumerate(workers))
     number = "0" if len(workers) == 1 else Required("DMLC_WORKER_ID", numbers)
+    environment: list[dict[str, Word]] = [{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": number}]
+    if len(hosts) < len(workers):
+        counts = ", ".join(f"{count} on {host}" for host, count in ranks.items())
+        same = len(set(ranks.values())) == 1
+        on_host = str(ranks[hosts[0]]) if same else Required("RANKS_ON_HOST", counts)
+        environment.append({"RANKS_ON_HOST": on_host})
     devices = ",".join(map(str, range(workers[0][1])))
-    environment: list[dict[str, Word]] = [
-        {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": number},
-        _ranks_on_host(workers),
-        {"BYTEPS_NUMA_ON": "0", "NVIDIA_VISIBLE_DEVICES": devices},
-    ]
-    worker = [" ".join(assignments(line)) for line in environment if line]
-    worker += [f"bpslaunch python {job.script}"]
+    environment.append({"BYTEPS_NUMA_ON": "0", "NVIDIA_VISIBLE_DEVICES": devices})
+    worker = [" ".join(assignments(line)) for line in environment] + [f"bpslaunch python {job.script}"]
     alone = f"# the worker, on {hosts[0]}"
     return [
         f"# {job.title} by hand instead: first, in every shell",
@@ -113,39 +123,3 @@ def _by_hand(job: Job, cluster: Cluster) -> list[str]:
         alone if len(workers) == 1 else f"# a worker each: DMLC_WORKER_ID is {numbers}",
         command_text(worker, texts(job.options, text_for_two_shells)),
     ]
-
-
-def _ranks_on_host(workers: Sequence[tuple[str, int]]) -> dict[str, Word]:
-    """RANKS_ON_HOST; nothing where each host has one worker."""
-    ranks: dict[str, int] = {}
-    for host, slots in workers:
-        ranks[host] = ranks.get(host, 0) + slots
-    if len(ranks) == len(workers):
-        return {}
-    if len(set(ranks.values())) == 1:
-        return {"RANKS_ON_HOST": str(next(iter(ranks.values())))}
-    numbers = ", ".join(f"{count} on {host}" for host, count in ranks.items())
-    return {"RANKS_ON_HOST": Required("RANKS_ON_HOST", numbers)}
-
-
-def _root(host: str) -> Word:
-    """The scheduler's address, as the value of DMLC_PS_ROOT_URI."""
-    if is_loopback(host):
-        return LOOPBACK
-    if is_address(bare(host)):
-        return bare(host)
-    return Required("DMLC_PS_ROOT_URI", f"the address of {bare(host)}, in numbers")
-
-
-def _network(hosts: Sequence[str], interface: str | None) -> dict[str, Word]:
-    """The variable by which a process knows the address that it announces."""
-    if interface is not None:
-        return {"DMLC_INTERFACE": interface}
-    if all(map(is_loopback, hosts)):
-        return {"DMLC_NODE_HOST": LOOPBACK}
-    reason = "the network interface between the hosts, for example ens5"
-    return {"DMLC_INTERFACE": Required("DMLC_INTERFACE", reason)}
-
-
-def _each(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"each of {', '.join(hosts)}"

@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Collection, Iterable, Mapping, Sequence
+from typing import IO, Any, Callable, Collection, Iterable, Mapping, Sequence, Union
 
 from base.errors import InputError
 from hosts.addresses import bare, is_here
@@ -181,13 +181,9 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A host's answer, or why there is none. `apart`: seconds by which its clock must be ahead (negative:
-    behind), if its answer has the time."""
-
-    answer: Mapping[str, Any] | Fault
-    apart: float = 0.0
+# A host's answer, with `clock`, the seconds by which its clock must be ahead (negative: behind), or why
+# there is none.
+Answer = Union[Mapping[str, Any], Fault]
 
 
 @dataclass
@@ -260,7 +256,7 @@ class Conversation:
                 if are_last:
                     host.process.stdin.close()
 
-    def answers(self, names: Collection[str], seconds: float = 0.0) -> dict[str, Asked]:
+    def answers(self, names: Collection[str], seconds: float = 0.0) -> dict[str, Answer]:
         """Answers of those hosts that have answered or ended; waits at most so long for further ones."""
         ended = [name for name in names if self._hosts[name].process.poll() is not None]  # all is written
         for key, _ in self._selector.select(seconds):
@@ -269,13 +265,13 @@ class Conversation:
             name: self._answer(name) for name in names if self._hosts[name].reply is not None or name in ended
         }
 
-    def ask(self, questions: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Asked]:
+    def ask(self, questions: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Answer]:
         """Asks hosts, and waits until all have answered or ended, at most so long."""
         self.put(questions)
         deadline, answers = time.monotonic() + seconds, self.answers(questions)
         while len(answers) < len(questions) and time.monotonic() < deadline:
             answers = self.answers(questions, 0.1)
-        return {name: answers.get(name, Asked(_late(seconds))) for name in questions}
+        return {name: answers.get(name, _late(seconds)) for name in questions}
 
     def _read(self, name: str) -> None:
         host = self._hosts[name]
@@ -289,31 +285,22 @@ class Conversation:
             if text.startswith(f"{self._token} ") and host.reply is None:
                 host.reply, host.answered = text.partition(" ")[2], time.time()
 
-    def _answer(self, name: str) -> Asked:
+    def _answer(self, name: str) -> Answer:
         host = self._hosts[name]
         if not (host.reply or "").startswith("{"):
             host.err.seek(0)
             words = host.err.read().decode("utf-8", "replace")
             code = host.process.poll() or 0  # a remote shell may stay open after its reply
-            return Asked(self._question.broken(name, host.reply or "", words, code))
+            return self._question.broken(name, host.reply or "", words, code)
         answer: dict[str, Any] = json.loads(host.reply or "")
         if "error" in answer and len(answer) == 1:
-            return Asked(Fault(f"cannot be looked at: {answer['error']}"))
+            return Fault(f"cannot be looked at: {answer['error']}")
         shown = answer.get("time", host.asked)
-        return Asked(answer, min(shown - host.asked, 0.0) + max(shown - host.answered, 0.0))
+        return {**answer, "clock": min(shown - host.asked, 0.0) + max(shown - host.answered, 0.0)}
 
 
 def _late(seconds: float) -> Fault:
     return Fault(f"does not answer within {seconds:g} s; look whether it is overloaded")
-
-
-@dataclass(frozen=True)
-class Found:
-    """Answers of all hosts that were asked. `faults`: by host, those that cannot be used, "this machine" too.
-    `clocks`: seconds by which a host's clock is ahead (negative: behind), where it is more than APART."""
-
-    faults: Mapping[str, Fault]
-    clocks: Mapping[str, float]
 
 
 class Probe:
@@ -322,47 +309,45 @@ class Probe:
 
     Attributes:
         hosts: those that are asked.
+        clocks: a line for each clock that is wrong, when there is a result.
     """
 
     def __init__(self, hosts: Iterable[str], question: Question):
         """Starts a remote shell for each host."""
         self._deadline = time.monotonic() + SECONDS
-        self._question, self._names = question, list(dict.fromkeys(hosts))
-        self.hosts = frozenset(self._names)
-        self._asked = [*self._names, *([HERE] if self._names else [])]
+        self._question, self.hosts = question, list(dict.fromkeys(hosts))
+        self._asked = [*self.hosts, *([HERE] if self.hosts else [])]
         self._conversation = Conversation(self._asked, question)
         asked = {"ask": "facts", "programs": question.programs}
         self._conversation.put(dict.fromkeys(self._asked, asked), are_last=True)
+        self.clocks: list[str] = []
 
-    def result(self) -> Found | None:
-        """The answers, None as long as some may still come."""
+    def result(self) -> Mapping[str, Fault] | None:
+        """Those of the hosts that cannot be used, "this machine" too; None as long as answers may come."""
         answers = self._conversation.answers(self._asked)
         if len(answers) < len(self._asked) and time.monotonic() < self._deadline:
             return None
         self.close()
-        late = Asked(_late(SECONDS))
-        own = answers.get(HERE, late).answer
-        faults, clocks = {}, {}
-        if self._names and isinstance(own, Fault):
-            faults["this machine"] = own
-        for host in self._names:
-            asked = answers.get(host, late)
-            if isinstance(asked.answer, Fault):
-                faults[host] = asked.answer
+        own = answers.get(HERE, _late(SECONDS))
+        faults = {"this machine": own} if self.hosts and isinstance(own, Fault) else {}
+        for host in self.hosts:
+            answer = answers.get(host, _late(SECONDS))
+            if isinstance(answer, Fault):
+                faults[host] = answer
                 continue
-            fault = None if isinstance(own, Fault) else self._question.fault(asked.answer, own)
+            fault = None if isinstance(own, Fault) else self._question.fault(answer, own)
             if fault is not None:
                 faults[host] = fault
-            if abs(asked.apart) > APART:
-                clocks[host] = asked.apart
-        return Found(faults, clocks)
+            if abs(answer["clock"]) > APART:
+                self.clocks.append(_clock_line(host, answer["clock"]))
+        return faults
 
     def close(self) -> None:
         """Ends the remote shells."""
         self._conversation.close()
 
 
-def clock_line(host: str, seconds: float) -> str:
+def _clock_line(host: str, seconds: float) -> str:
     """A line about a clock. The run does not look at it: ranks wait by their own, and compare no times."""
     direction = "ahead of" if seconds > 0 else "behind"
     return (
@@ -387,11 +372,11 @@ def faults_of(
     """
     with contextlib.closing(Probe(hosts, question)) as probe:
         while True:
-            found = probe.result()
-            if found is not None:
-                for host, seconds in found.clocks.items():
-                    say(clock_line(host, seconds))
-                return found.faults
+            faults = probe.result()
+            if faults is not None:
+                for line in probe.clocks:
+                    say(line)
+                return faults
             wait(0.05)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Sequence
@@ -25,15 +24,17 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, split_at_dashes, whole
+from base.command_line import CommandParser, matching, whole
 from base.errors import InputError
-from hosts.batch.cluster_job import HVD, add_plan_group, script_and_options
+from base.launchers import HVD
 from hosts.launching.parts import MPIRUN_SIGKILL
 from hosts.mpirun import variables
+from hosts.plans import script_and_options, write_cluster_job
 
-_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?")
-_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
-_CHANNEL = re.compile(r"[A-Za-z0-9.\-_]{1,64}")
+_BUCKET = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?"
+_place = matching(_BUCKET, "s3://BUCKET/FOLDER")
+_channel = matching(r"[A-Za-z0-9.\-_]{1,64}=" + _BUCKET, "NAME=s3://BUCKET/FOLDER")
+_type = matching(r"ml\.[a-z0-9-]+\.[a-z0-9]+", "a type of instance, such as ml.p3dn.24xlarge")
 CHECKPOINTS = "/opt/ml/checkpoints"
 CHANNEL = "channel:"
 # Of the variables that hosts/mpirun.py gives the ranks, the toolkit sets these itself.
@@ -41,7 +42,7 @@ TOOLKITS = ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")
 LONGEST_WAIT = 3600  # seconds for spot instances, beside --max_hours
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     parser = CommandParser(
         "sagemaker",
         prog="hosts/sagemaker.py",
@@ -53,36 +54,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--role", required=True, metavar="ARN", help="role of the job")
     number = whole(1, 4096, "no cluster is so large")
     parser.add_argument("--instances", type=number, required=True, metavar="N", help="hosts")
-    parser.add_argument("--instance_type", required=True, metavar="TYPE", help="such as ml.p3dn.24xlarge")
+    text = "such as ml.p3dn.24xlarge"
+    parser.add_argument("--instance_type", type=_type, required=True, metavar="TYPE", help=text)
     text = "ranks of a host. Rule of thumb: its GPUs"
     parser.add_argument("--slots", type=number, required=True, metavar="N", help=text)
     text = (
         "an input channel and its data; can be repeated. `channel:NAME/…` in the script's options is its "
         "folder"
     )
-    parser.add_argument("--channel", action="append", default=[], metavar="NAME=s3://...", help=text)
+    metavar = "NAME=s3://..."
+    parser.add_argument("--channel", type=_channel, action="append", default=[], metavar=metavar, help=text)
     text = "where SageMaker keeps /opt/ml/checkpoints; a job with the same one goes on"
-    parser.add_argument("--checkpoints", metavar="s3://...", help=text)
+    parser.add_argument("--checkpoints", type=_place, metavar="s3://...", help=text)
     text = "spot instances; needs --checkpoints. Rule of thumb: with --ckpt_interval every 10 minutes or so"
     parser.add_argument("--spot", action="store_true", help=text)
     text = "hours until SageMaker ends the job (default 24)"
     parser.add_argument("--max_hours", type=whole(1, 672, "28 days"), default=24, metavar="HOURS", help=text)
-    add_plan_group(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the call; returns the exit code (2 on bad input)."""
-    words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    try:
-        _check(args)
-        command, lines = script_and_options(args, HVD, args.instances * args.slots, own)
-        sys.stdout.write(_call(args, command, lines))
-    except InputError as error:
-        print(f"sagemaker: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return write_cluster_job(_parser(), _call, argv)
 
 
 def hyperparameters(words: Sequence[str], channels: Sequence[str]) -> dict[str, str]:
@@ -118,20 +111,10 @@ def hyperparameters(words: Sequence[str], channels: Sequence[str]) -> dict[str, 
     return given
 
 
-def _check(args: argparse.Namespace) -> None:
-    if not _TYPE.fullmatch(args.instance_type):
-        raise InputError(f"--instance_type {args.instance_type}: write it as ml.p3dn.24xlarge")
-    for each in args.channel:
-        name, equals, place = each.partition("=")
-        if not equals or not _CHANNEL.fullmatch(name) or not _BUCKET.fullmatch(place):
-            raise InputError(f"--channel {each}: write NAME=s3://BUCKET/FOLDER")
-    if args.checkpoints is not None and not _BUCKET.fullmatch(args.checkpoints):
-        raise InputError(f"--checkpoints {args.checkpoints}: write s3://BUCKET/FOLDER")
+def _call(args: argparse.Namespace, own: Sequence[str]) -> str:
     if args.spot and args.checkpoints is None:
         raise InputError("--spot: needs --checkpoints, or an interruption would lose the run")
-
-
-def _call(args: argparse.Namespace, words: Sequence[str], about: Sequence[str]) -> str:
+    words, about = script_and_options(args, HVD, args.instances * args.slots, own)
     channels = dict(each.partition("=")[::2] for each in args.channel)
     options = hyperparameters(words, list(channels))
     if args.checkpoints is not None and options.get("ckpt_dir") not in (None, CHECKPOINTS, "ckpt_dir"):

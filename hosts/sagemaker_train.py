@@ -24,7 +24,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from hosts.mpi_pod import ranks_below
+from hosts.pod import signal_ranks
 
 TOOLKIT = "train"
 GRACE = 100.0  # seconds for the program to end after the ranks got the signal; SageMaker waits 120
@@ -59,13 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _pass_on(process: subprocess.Popen[bytes]) -> None:
     """Sends SIGTERM to the ranks here; where there are none yet, to the program itself: there is nothing to
     save."""
-    ranks = ranks_below(os.getpid())
-    print(f"sagemaker_train: SIGTERM; {len(ranks)} ranks here save and end", file=sys.stderr, flush=True)
-    if not ranks:
+    if not signal_ranks(lambda text: print(f"sagemaker_train: {text}", file=sys.stderr, flush=True)):
         process.terminate()
-    for pid in ranks:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.kill(pid, signal.SIGTERM)
 
 
 def _collect(program: int) -> None:

@@ -28,15 +28,16 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, path_name, split_at_dashes, whole
+from base.command_line import CommandParser, matching, path_name, whole
 from base.errors import InputError
-from hosts.batch.cluster_job import BACKENDS, HVD, add_plan_group, script_and_options
+from base.launchers import HVD
 from hosts.networks import RULE, TCP, Network, read_network
+from hosts.plans import BACKENDS, script_and_options, write_cluster_job
 from hosts.shell import VENV
 
 LEAST_NOTICE = 120  # Slurm looks at time limits once a minute
-_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}|\d+")
-_NAME = re.compile(r"[\w.-]+", re.ASCII)
+_time = matching(r"(\d+-)?\d{1,3}(:\d{2}){0,2}|\d+", "minutes, H:M:S or D-H:M:S")
+_name = matching(r"[\w.-]+", "letters, digits, . _ and - only, of which a file's name is made")
 # mpirun would start its daemons with an srun of its own, and look for its slots in Slurm's variables.
 _MPIRUN = "mpirun -mca plm rsh -mca ras ^slurm"
 
@@ -75,7 +76,7 @@ exit "$code"
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     parser = CommandParser(
         "slurm",
         prog="hosts/slurm.py",
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--backend", required=True, choices=BACKENDS, help="hvd: mpirun inside the job; byteps: its own parts"
     )
-    add("--name", default="bert", metavar="NAME", help="of the job (default bert)")
+    add("--name", type=_name, default="bert", metavar="NAME", help="of the job (default bert)")
     number = whole(1, 4096, "no cluster is so large")
     add("--nodes", type=number, required=True, metavar="N", help="nodes")
     text = "ranks of a node. Rule of thumb: its GPUs; on CPUs one for each socket"
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cpus_per_task", type=number, metavar="N", help=text)
     add("--gpus_per_node", type=number, metavar="N", help="(default: none); as many as --tasks_per_node")
     text = "time limit as Slurm writes it: 120 (minutes), 8:00:00, 2-00:00:00 (default: the partition's)"
-    add("--time", metavar="TIME", help=text)
+    add("--time", type=_time, metavar="TIME", help=text)
     text = (
         "seconds before the time limit at which the run saves and ends (default 300). Rule of thumb: two "
         f"minutes, a step and a checkpoint; at least {LEAST_NOTICE}"
@@ -112,20 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--network", metavar="KIND", help=RULE)
     text = f"the ranks' interpreter, from the project's folder (default {VENV}/python)"
     add("--python", type=path_name, default=f"{VENV}/python", metavar="PATH", help=text)
-    add_plan_group(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the script to standard output; returns the exit code (2 on bad input)."""
-    words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
-    try:
-        text = _script(_parser().parse_args(words), own)
-    except InputError as error:
-        print(f"slurm: {error}", file=sys.stderr)
-        return 2
-    sys.stdout.write(text)
-    return 0
+    return write_cluster_job(_parser(), _script, argv)
 
 
 def _script(args: argparse.Namespace, own: Sequence[str]) -> str:
@@ -155,10 +148,6 @@ def _script(args: argparse.Namespace, own: Sequence[str]) -> str:
 
 def _directives(args: argparse.Namespace) -> list[str]:
     """Options of sbatch, without their dashes."""
-    if not _NAME.fullmatch(args.name):
-        raise InputError(f"--name {args.name}: letters, digits, . _ and - only: it is part of a file's name")
-    if args.time is not None and not _TIME.fullmatch(args.time):
-        raise InputError(f"--time {args.time}: write minutes, H:M:S or D-H:M:S")
     if args.gpus_per_node not in (None, args.tasks_per_node):
         raise InputError(
             f"--gpus_per_node {args.gpus_per_node}: a rank has one GPU, and --tasks_per_node is "

@@ -47,6 +47,7 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "KILL")}
 CONTROL = 0  # the launcher's line
+ALIVE_EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
 
 
 class Limits(NamedTuple):
@@ -166,7 +167,10 @@ def _watch(
     interval = min(2.0, max(0.1, limits.stopped / 10), (limits.silence or math.inf) / 10)
     *control, wakeup = watched
     silence = None if limits.silence is None else Silence(partial(_repetitions, part.pid), limits.silence)
-    line = None if limits.line is None else Line(os.environ.get("SSH_CONNECTION", ""), limits.line, report)
+    # Empty under a remote shell that is not ssh; then a cut is not noticed.
+    ends = os.environ.get("SSH_CONNECTION", "").split() if limits.line is not None else []
+    line = Silence(partial(_repetitions_between, *ends), limits.line or 0.0) if len(ends) == 4 else None
+    alive_at = 0.0
     stopped_since: float | None = None
     kill_at: float | None = None
     begun = ""
@@ -187,7 +191,10 @@ def _watch(
                 control.clear()
                 orders.append("END")
         now = time.monotonic()
-        if line is not None and line.is_cut():
+        if line is not None and now >= alive_at:
+            alive_at = now + ALIVE_EVERY
+            report("alive")
+        if line is not None and line.peer() is not None:
             control.clear()
             orders.append("END")
         if not any(_is_stopped(pid) for pid in [part.pid, *_descendants(part.pid)]):
@@ -238,35 +245,6 @@ class Silence:
         return silent
 
 
-class Line:
-    """Notices that the ssh connection to the launcher is cut, although nobody has closed it."""
-
-    EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
-
-    def __init__(self, connection: str, seconds: float, report: _Report):
-        """Prepares.
-
-        Args:
-            connection: SSH_CONNECTION: the client's address and port, the server's address and port. Empty
-                under a remote shell that is not ssh; then nothing is noticed.
-            seconds: time without an acknowledgement.
-            report: to the launcher.
-        """
-        words = connection.split()
-        self._report, self._next = report, 0.0
-        self._silence = Silence(partial(_repetitions_between, *words), seconds) if len(words) == 4 else None
-
-    def is_cut(self) -> bool:
-        """Whether the other end is gone. To be called every few seconds."""
-        now = time.monotonic()
-        if self._silence is None:
-            return False
-        if now >= self._next:
-            self._next = now + self.EVERY
-            self._report("alive")
-        return self._silence.peer() is not None
-
-
 def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
     """TCP connections of a process on which something is sent again and again: socket, how often it was in
     vain, address of the other end."""
@@ -290,7 +268,7 @@ def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
 def _repetitions_between(
     client: str, client_port: str, server: str, server_port: str
 ) -> Iterator[tuple[str, int, str]]:
-    """The same for one connection of this host's, by its ends."""
+    """The same for one connection of this host's, by its ends as SSH_CONNECTION has them."""
     ports = (int(server_port), int(client_port))
     for local, remote, inode, count in _unacknowledged(os.getpid()):
         if ports == tuple(int(end.partition(":")[2], 16) for end in (local, remote)):

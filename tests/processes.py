@@ -146,14 +146,15 @@ class Run:
         return _living(self._process.pid, self._marker)
 
     def find(self, argument: str) -> list[int]:
-        """Process ids, in ascending order, of the run's Python processes whose script ends with `argument`:
-        the ranks, neither the launcher nor a shell around them. Source text runs as "code.py"."""
+        """Process ids, in ascending order, of the run's Python processes whose script, or module (-m), ends
+        with `argument`: ranks, neither the launcher nor a shell around them. Source text is "code.py"."""
         found = []
         for pid in self.pids():
             words = _read_words(pid, "cmdline")
             if not words or "python" not in os.path.basename(words[0]):
                 continue
-            if len(words) > 1 and words[1].endswith(argument):
+            script = words[2:3] if words[1:2] == ["-m"] else words[1:2]
+            if script and script[0].endswith(argument):
                 found.append(pid)
         return sorted(found)
 

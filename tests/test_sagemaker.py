@@ -160,9 +160,9 @@ def test_the_call_has_what_the_plan_says():
     ("words", "said"),
     [
         (["--spot"], "--spot: needs --checkpoints"),
-        (["--channel", "a=b"], "--channel a=b: write NAME=s3://"),
-        (["--checkpoints", "bucket"], "--checkpoints bucket: write s3://"),
-        (["--instance_type", "p3dn"], "--instance_type p3dn: write it as"),
+        (["--channel", "a=b"], "--channel: 'a=b' is not NAME=s3://"),
+        (["--checkpoints", "bucket"], "--checkpoints: 'bucket' is not s3://"),
+        (["--instance_type", "p3dn"], "--instance_type: 'p3dn' is not a type of instance"),
     ],
 )
 def test_bad_options_of_the_call_are_one_line(words, said):

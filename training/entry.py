@@ -9,6 +9,7 @@ import time
 import traceback
 from typing import Callable, NoReturn
 
+from base import failures
 from base.errors import InputError, TrainingError
 from base.launchers import launched_rank
 from comm.base import CommunicationError, abort
@@ -36,9 +37,11 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
             print(f"stopped by {stopped}: nothing to save", file=sys.stderr, flush=True)
         abort(stopped.code)
     except InputError as error:
-        _fail(str(error), 2)
-    except (TrainingError, CommunicationError) as error:
-        _fail(str(error), 1)
+        _fail(str(error), 2, failures.BAD_OPTION)
+    except CommunicationError as error:
+        _fail(str(error), 1, failures.PASSING)
+    except TrainingError as error:
+        _fail(str(error), 1, failures.kind_of(error))
     except KeyboardInterrupt:
         abort(130)
     except OSError as error:
@@ -47,15 +50,16 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
                 f"{DRIVER}, NVIDIA's driver, is not on this machine, and this MXNet is built for GPUs: "
                 "install the driver, or run make setup CUDA=cpu to train on the CPU",
                 2,
+                failures.BAD_OPTION,
             )
-        if error.errno not in DISK:
-            _fail(traceback.format_exc().rstrip(), 1)
-        _fail(f"{error.filename or 'a file that is being written'}: {error.strerror}", 1)
+        said = f"{error.filename or 'a file that is being written'}: {error.strerror}"
+        said = said if error.errno in DISK else traceback.format_exc().rstrip()
+        _fail(said, 1, failures.kind_of(error))
     except Exception as error:  # a defect of ours or of the libraries: all there is to know about it
         if type(error).__name__ == "MXNetError":
             # So a lost rank shows where an average is read; the watchdog knows which, and speaks first.
             _wait(1)
-        _fail(traceback.format_exc().rstrip(), 1)
+        _fail(traceback.format_exc().rstrip(), 1, failures.kind_of(error))
 
 
 def _wait(code: int) -> None:
@@ -67,11 +71,12 @@ def _wait(code: int) -> None:
         abort(code)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int, kind: str) -> NoReturn:
     rank = launched_rank(os.environ)
     if rank:
         # Most failures are everyone's, and mpirun ends the others when rank 0 leaves.
         _wait(code)
         message = f"rank {rank}: {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)
+    failures.leave(code, kind, f"error: {message.splitlines()[-1]}" if message else "error")
     abort(code)

@@ -89,6 +89,7 @@ class Hub:
         self._peers: dict[int, Peer] = {}  # by rank
         self._strangers: list[Peer] = []  # those that have not yet shown who they are, the oldest first
         self._reported = ""
+        self.absent: int | None = None  # the first of the ranks that a verdict names
         self._thread = StoppableThread(self._run)
         self._thread.start()
 
@@ -221,10 +222,12 @@ class Hub:
         peers = list(self._peers.values())
         ended = [peer for peer in peers if not peer.is_open]
         if ended:
+            self.absent = min(peer.rank for peer in ended)
             return ENDED, _list(ended, "ended without closing the run")
         if any(now - peer.heard > self._timeout for peer in peers):
             # When a host is lost, its ranks fall silent within one interval.
             silent = [peer for peer in peers if now - peer.heard > self._timeout - 1.5 * self._interval]
+            self.absent = min(peer.rank for peer in silent)
             return SILENT, _list(silent, f"given no sign of life for {self._timeout:g} s")
         if self._reported:
             return LOST, self._reported
@@ -241,6 +244,8 @@ class Link:
 
     Raises ConnectionError when it answers nowhere within `connect_seconds`.
     """
+
+    absent = 0  # the hub is all that it could miss
 
     def __init__(self, rank: int, address: HubAddress, watch: Watch, connect_seconds: float):
         self._timeout, self._interval, self._sign, self._on_verdict = watch

@@ -28,6 +28,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping, NoReturn, Sequence
 
+from base import failures
 from base.launchers import launched_rank
 from comm.base import CommunicationError, Communicator, DelegatingCommunicator, Pending, abort
 from comm.options import DEFAULT_TIMEOUT
@@ -186,7 +187,13 @@ class WatchedCommunicator(_WatchedCollectives):
         elif kind in (SILENT, LOST):
             text += f" ({_OPTION})"
         seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
-        _end_process(text, self.rank, seen)
+        beat = getattr(self, "_heartbeat", None)  # this thread is one of its own, and may be first
+        missing = beat.absent if beat and kind in (ENDED, SILENT) else None
+        # A library that is stuck, with all ranks there, may be so again.
+        fault = (
+            failures.FAILED if kind == STUCK else failures.PASSING if missing is None else failures.MISSING
+        )
+        _end_process(text, self.rank, seen, fault, missing)
 
 
 class _WatchedMessage:
@@ -329,7 +336,7 @@ def _time_limit(seconds: float, message: str, rank: int, environ: Mapping[str, s
 
     def watch() -> None:
         if not done.wait(seconds):
-            _end_process(message, rank, describe_run(environ, ask_others=True), done)
+            _end_process(message, rank, describe_run(environ, ask_others=True), unless=done)
 
     thread = threading.Thread(target=watch, name="join-limit", daemon=True)
     thread.start()
@@ -340,8 +347,16 @@ def _time_limit(seconds: float, message: str, rank: int, environ: Mapping[str, s
         thread.join()
 
 
-def _end_process(message: str, rank: int, seen: str = "", unless: threading.Event | None = None) -> None:
-    """One line on standard error, and the end of this process (not if `unless` is set meanwhile)."""
+def _end_process(
+    message: str,
+    rank: int,
+    seen: str = "",
+    kind: str = failures.PASSING,
+    missing: int | None = None,
+    unless: threading.Event | None = None,
+) -> None:
+    """One line on standard error, a note for the launcher of this `kind`, which may name the rank that is
+    `missing`, and the end of this process (not if `unless` is set meanwhile)."""
     line = f"error: {f'rank {rank}: ' if rank else ''}{message}{f'; {seen}' if seen else ''}"
     if unless is not None and unless.is_set():
         return
@@ -350,6 +365,7 @@ def _end_process(message: str, rank: int, seen: str = "", unless: threading.Even
     limit.daemon = True
     limit.start()
     print(line, file=sys.stderr, flush=True)
+    failures.leave(1, kind, line, missing)
     abort(1)
 
 

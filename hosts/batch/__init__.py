@@ -1,6 +1,6 @@
 """Runs on clusters that start processes themselves: Slurm, Kubernetes, SageMaker.
 
-cluster_job    the script of each rank of a cluster's job, planned and checked
 templates      Kubernetes' YAML templates: filled, merged with fields of one's own, and written
+ssh            pods of a run over Horovod reach each other
 gathering      pods of a run over BytePS begin and end together
 """

@@ -4,7 +4,7 @@ mpirun puts `[1,3]<stderr>:` (Open MPI 4, --tag-output) or `[3]<stderr>: ` (5, -
 whatever rank 3 wrote at a time, also in the middle of a line, and lines of its own between them. Its exit
 code is that of the first rank that did not exit with 0, 128 + the number of the signal if one killed it
 (4.1.4 and 5.0.7, measured), but 5.0.7's is 0 where it has lost a host; which rank that was stands in its own
-lines. They come at its end; a rank of ours that fails says so at once, in a line that begins with "error: ".
+lines. They come at its end; a rank of ours that fails leaves a note before (base/failures.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class MpirunOutput:
         lost: the host that is gone, by mpirun's name for it; empty where it does not say which, None where
             none is.
         lost_number: its number among the hosts that are not mpirun's own, from 1; 0 where it is not said.
-        speaker: the rank that was the first to report an error; None if none has.
     """
 
     def __init__(self) -> None:
@@ -51,7 +50,6 @@ class MpirunOutput:
         self.end = ""
         self.lost: str | None = None
         self.lost_number = 0
-        self.speaker: int | None = None
         self._is_killed = False  # its signal is still to come
         self._rests: dict[tuple[int, str], bytes] = {}  # text of a part whose line has not ended
         self._continued: dict[int, str] = {}  # who wrote the state of a progress bar last, by stream
@@ -78,8 +76,6 @@ class MpirunOutput:
             text = self._rests.pop((which, name), b"") + text
             if text.endswith((b"\n", b"\r")):
                 complete.append((name, text))
-                if which == 1 and self.speaker is None and text.startswith(b"error: "):
-                    self.speaker = int(rank)
             else:
                 self._rests[which, name] = text
         if line.endswith(b"\r"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import queue
 import re
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Callable
 
@@ -64,7 +64,7 @@ class Screen:
     """Writes whole lines with a prefix to a stream that others may share.
 
     A thread of its own writes them: a reader that stalls must not keep the launcher from its work. BACKLOG
-    bytes wait for the reader, further lines are dropped.
+    bytes wait for the reader, further lines are dropped. `last`: the last two lines with their prefixes.
     """
 
     def __init__(self, stream: IO[bytes], say: Callable[[str], None] | None = None):
@@ -76,6 +76,7 @@ class Screen:
         """
         self._stream: IO[bytes] | None = stream
         self._say = say or self.say
+        self.last: collections.deque[str] = collections.deque(maxlen=2)
         self._terminal = stream.isatty()
         self._bar = False  # the cursor stands at the beginning of a progress bar
         self._lines: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
@@ -108,6 +109,7 @@ class Screen:
 
     def _work(self) -> None:
         for prefix, line in iter(self._lines.get, None):
+            self.last.append(f"{prefix}{line.decode('utf-8', 'replace').strip()}")
             self._write(prefix, line)
             if prefix != "launch: ":
                 with self._lock:
@@ -155,31 +157,29 @@ class LogFile:
             self._file = None
 
 
-@dataclass(frozen=True)
 class Output:
-    """Destinations of all lines. `screens`: for standard output and standard error; None: they are not shown.
-    `log_dir`: folder for each part's lines, without prefix. `say`: shows a line of the launcher's own."""
+    """Destinations of all lines of parts, by the parts' names, and of each the last one on standard error.
 
-    screens: tuple[Screen, Screen] | None
-    log_dir: Path | None
-    say: Callable[[str], None]
+    `screens`: for standard output and standard error; None: they are not shown. `log_dir`: folder for each
+    part's lines, without prefix. `say`: shows a line of the launcher's own.
+    """
 
-
-class Record:
-    """Lines of parts by name: shown, written to log files, and of each part the last one on standard error
-    remembered."""
-
-    def __init__(self, output: Output):
-        self._output = output
+    def __init__(
+        self, screens: tuple[Screen, Screen] | None, log_dir: Path | None, say: Callable[[str], None]
+    ):
+        self._screens, self._log_dir, self.say = screens, log_dir, say
         self._logs: dict[str, tuple[LogFile, LogFile]] = {}
         self._last: dict[str, str] = {}
 
+    def begin(self) -> None:
+        """Forgets the last lines, which are another run's."""
+        self._last.clear()
+
     def open(self, name: str) -> None:
         """Opens a part's log files, if there are to be any. Raises OSError when they cannot be made."""
-        if self._output.log_dir is not None and name not in self._logs:
-            folder = self._output.log_dir / name.replace(" ", ".")
-            say = self._output.say
-            self._logs[name] = (LogFile(folder / "stdout", say), LogFile(folder / "stderr", say))
+        if self._log_dir is not None and name not in self._logs:
+            folder = self._log_dir / name.replace(" ", ".")
+            self._logs[name] = (LogFile(folder / "stdout", self.say), LogFile(folder / "stderr", self.say))
 
     def write(self, name: str, which: int, line: bytes) -> None:
         """Takes a line, which has its end, of standard output (`which` 0) or standard error (1)."""
@@ -187,9 +187,9 @@ class Record:
             text = line.decode("utf-8", "replace").strip()
             if text:
                 self._last[name] = text[:_LAST]
-        if self._output.screens is not None:
-            self._output.screens[which].write(f"[{name}] ", line)
-        if self._output.log_dir is not None:
+        if self._screens is not None:
+            self._screens[which].write(f"[{name}] ", line)
+        if self._log_dir is not None:
             self.open(name)
             self._logs[name][which].write(line)
 
@@ -202,3 +202,4 @@ class Record:
         for pair in self._logs.values():
             for log in pair:
                 log.close()
+        self._logs.clear()

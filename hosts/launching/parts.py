@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Sequence
 
+from base import failures
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
 from hosts.networks import Network
@@ -31,7 +32,7 @@ DECIDED = (
     *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_WORKER_ID", "DMLC_NODE_HOST"),
     *("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
     *("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK", "RANKS_ON_HOST"),
-    *("BYTEPS_RUN_ID", RUN_HOSTS),
+    *("BYTEPS_RUN_ID", RUN_HOSTS, failures.FOLDER),
 )
 LINE = 30.0  # seconds for which the launcher's machine may acknowledge nothing that another host sends it
 SUPERVISE = str(Path(__file__).resolve().parents[1] / "supervise.py")

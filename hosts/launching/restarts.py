@@ -1,22 +1,26 @@
 """A run that is started again after a failure, on the hosts that are left. Standard library only.
 
-Exit codes decide. 0: the run is complete. 2, bad input, would be the same again. 143 and 130, stopped by a
-signal: somebody wanted that. 75: the script has saved and wants to be run again. Anything else is a failure:
-after a wait the command is started again with --resume. Restarts are limited by a budget that is full again
+Exit codes decide, and the notes that failing ranks leave (base/failures.py). After a failure the command is
+started again with --resume, when some time has passed. Restarts are limited by a budget that is full again
 whenever a later checkpoint has been saved, and by sense: what a program says of itself twice, at one step and
-with nothing saved in between, it would say a third time.
+with nothing saved in between, it would say a third time, unless its note says that it may pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+from base.errors import RUN_AGAIN
+from base.failures import DISK, FAILED, FOLDER, MAY_PASS, Note, read
+from base.files import replacing
 from hosts.addresses import is_here
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
@@ -25,17 +29,16 @@ from hosts.launching.signals import Signals
 from hosts.reach import Fault, Probe, Question, check, faults_of
 
 RECORDS = "restarts.jsonl"
-BAD_INPUT, AGAIN = 2, 75
-STOPPED = (130, 143)
+NOTES = "failures"  # the ranks' notes, a folder in --ckpt_dir for as long as a start lasts
+COMPLETE = 0
+BAD_INPUT = 2  # an option, a file: the same again with another start
+STOPPED = (130, 143)  # 128 + SIGINT, 128 + SIGTERM: saved, because somebody wanted the end
+# RUN_AGAIN, 75: saved in good order, to be run again. All others are failures: 1 by the rank's own account
+# (its note says of which kind), 128 + N killed by signal N (137: SIGKILL, as where memory ends; 139: a
+# segmentation fault; 147: it was stopped, and killed for that).
 LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
 _LONGEST_LINE = 1 << 16  # bytes of a record
-# What another start may find changed: room on a disk, a rank or a connection that others missed.
-_PASSING = re.compile(
-    r"no space left|disk quota|input/output error|stale file|sign of life|without closing|lost the other|"
-    r"could not start|waited .* for the other|connection|unreachable|timed out|has no address|in use",
-    re.IGNORECASE,
-)
-_MISSING = re.compile(r"rank (\d+) \([^)]*\).* (?:given no sign of life|ended without closing)")
+_ROOM = 1 << 16  # bytes, far less than a checkpoint
 
 Wish = Callable[[], bool]
 Start = Callable[[Sequence["tuple[str, int]"], bool, Wish], Outcome]
@@ -71,13 +74,12 @@ class Budget:
         self.left = policy.max_restarts
         self._saved = saved
         self._previous: tuple[Failure, int] | None = None
-        self._in_a_row = 0
 
     def progressed(self, saved: Saved) -> bool:
         """Refills the budget if there is a later checkpoint than the last time; returns whether there is."""
         if not saved.is_later_than(self._saved):
             return False
-        self._saved, self.left, self._previous, self._in_a_row = saved, self._policy.max_restarts, None, 0
+        self._saved, self.left, self._previous = saved, self._policy.max_restarts, None
         return True
 
     def take(self, failure: Failure, logged: int) -> str | None:
@@ -104,13 +106,13 @@ class Budget:
         if self.left == 0:
             return False
         self.left -= 1
-        self._in_a_row += 1
         return True
 
     @property
     def wait(self) -> float:
         """Seconds until the next start."""
-        return min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(max(0, self._in_a_row - 1), 30))
+        in_a_row = self._policy.max_restarts - self.left
+        return min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(max(0, in_a_row - 1), 30))
 
 
 def _is_same(one: tuple[Failure, int], other: tuple[Failure, int]) -> bool:
@@ -118,7 +120,7 @@ def _is_same(one: tuple[Failure, int], other: tuple[Failure, int]) -> bool:
     if not (first.own_end and second.own_end) or first_step != second_step or first.code != second.code:
         return False
     words = [re.sub(r"\d+", "#", each.words) for each in (first, second)]
-    return words[0] == words[1] and not _PASSING.search(first.words)
+    return words[0] == words[1] and first.kind not in MAY_PASS
 
 
 def said(failure: Failure) -> str:
@@ -126,17 +128,36 @@ def said(failure: Failure) -> str:
     return f"{failure.how} ({failure.words})" if failure.words else failure.how
 
 
-def guilty_host(failure: Failure, lines: Sequence[tuple[str, int]]) -> str | None:
-    """The host that a failure speaks against: that of the rank which the others missed, else of the part that
-    ended first.
+def noting(ckpt_dir: str) -> dict[str, str]:
+    """The ranks' variable that names the folder of their notes."""
+    return {FOLDER: os.path.abspath(os.path.join(ckpt_dir, NOTES))}
+
+
+def noted(failure: Failure, notes: Mapping[int, Note], lines: Sequence[tuple[str, int]]) -> Failure:
+    """A failure with what its rank has noted: its kind, its words, and as `host` that of a rank which it has
+    missed. Where mpirun waited for a host, the first note counts.
 
     `lines`: host and slots in the order of the ranks.
     """
-    missing = _MISSING.search(failure.words)
+    note = next(iter(notes.values()), None) if failure.rank is None else notes.get(failure.rank)
+    if note is None or failure.is_server:
+        return failure
     ranks = [host for host, slots in lines for _ in range(slots)]
-    if missing and int(missing[1]) < len(ranks):
-        return ranks[int(missing[1])]
-    return failure.host
+    known = note.missing is not None and note.missing < len(ranks)
+    host = ranks[note.missing or 0] if known else failure.host
+    return replace(failure, kind=note.kind, words=note.message, host=host)
+
+
+def has_room(folder: str) -> bool:
+    """Whether a file can be written in a folder. A rank that a full disk has ended may leave no note."""
+    path = os.path.join(folder, "room")
+    try:
+        with replacing(path) as file:
+            file.write(bytes(_ROOM))
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 class Recall:
@@ -154,10 +175,10 @@ class Recall:
         if not (self._roster.is_short() and self._roster.left_out):
             return False
         if self._probe is not None:
-            found = self._probe.result()
-            if found is None:
+            faults = self._probe.result()
+            if faults is None:
                 return False
-            self._answered = self._probe.hosts - set(found.faults)
+            self._answered = frozenset(self._probe.hosts) - set(faults)
             self._probe = None
             self._next = time.monotonic() + self._pause()
         if self._answered:
@@ -224,22 +245,39 @@ class Restarts:
                 self._record()
             if not found:
                 return 1
-            lines, begun = self._roster.lines(), time.time()
+            begun = time.time()
             recall = Recall(self._roster, self._question, self._ckpt_dir, self._policy.rejoin)
             try:
-                outcome = start(lines, resume, recall)
+                outcome = self._start_noting(start, resume, recall)
             finally:
                 recall.close()
-            judged = self._judge(outcome, lines, begun, recall)
+            judged = self._judge(outcome, begun, recall)
             if judged is None:
                 return outcome.code
             resume, wait = True, judged
 
-    def _judge(
-        self, outcome: Outcome, lines: Sequence[tuple[str, int]], begun: float, recall: Recall
-    ) -> float | None:
+    def _start_noting(self, start: Start, resume: bool, recall: Recall) -> Outcome:
+        """Makes one run, whose failure has what its ranks have noted."""
+        lines, notes = self._roster.lines(), os.path.join(self._ckpt_dir, NOTES)
+        existed = os.path.isdir(self._ckpt_dir)
+        shutil.rmtree(notes, ignore_errors=True)  # of a launcher that was killed
+        with contextlib.suppress(OSError):  # the script says it better
+            os.makedirs(notes)
+        try:
+            outcome = start(lines, resume, recall)
+            failure = outcome.failure and noted(outcome.failure, read(notes), lines)
+        finally:
+            shutil.rmtree(notes, ignore_errors=True)
+            if not existed:
+                with contextlib.suppress(OSError):  # the script has put something there
+                    os.rmdir(self._ckpt_dir)
+        if failure and failure.kind == FAILED and failure.own_end and os.path.isdir(self._ckpt_dir):
+            failure = failure if has_room(self._ckpt_dir) else replace(failure, kind=DISK)
+        return replace(outcome, failure=failure)
+
+    def _judge(self, outcome: Outcome, begun: float, recall: Recall) -> float | None:
         """Returns seconds until the next start, None if there is to be none."""
-        if outcome.code == 0 or outcome.stopped_by is not None:
+        if outcome.code == COMPLETE or outcome.stopped_by is not None:
             return None
         saved = look(self._ckpt_dir)
         progressed = self._budget.progressed(saved)
@@ -250,22 +288,22 @@ class Restarts:
             names = ", ".join(sorted(recall.answered))
             self._report({"reason": "rejoin"}, saved, 0.0, f"{names} answers again and is taken back")
             return 0.0
-        if outcome.code == AGAIN and self._policy.again:
+        if outcome.code == RUN_AGAIN and self._policy.again:
             if not (progressed or self._budget.spend()):
                 self._say(
-                    f"code {AGAIN} without a checkpoint later than step {saved.step}; not started again"
+                    f"code {RUN_AGAIN} without a checkpoint later than step {saved.step}; not started again"
                 )
                 return None
             self._report({"reason": "again"}, saved, self._budget.wait, "the script has to be run again")
             return self._budget.wait
-        if outcome.code in (BAD_INPUT, AGAIN, *STOPPED) or outcome.failure is None:
+        if outcome.code in (BAD_INPUT, RUN_AGAIN, *STOPPED) or outcome.failure is None:
             return None
         failure, logged = outcome.failure, logged_step(self._ckpt_dir)
         refusal = self._budget.take(failure, logged)
         if refusal is not None:
             self._say(refusal)
             return None
-        host = guilty_host(failure, lines)
+        host = failure.host
         if host is not None and self._can_leave_out(host) and self._roster.strike(host):
             self._say(f"{host} has failed too often and is left out")
         now = time.time()
@@ -273,7 +311,7 @@ class Restarts:
         seconds = max(0.0, now - max(saved.time, begun))
         facts = {
             **{"reason": "failure", "failed": failure.part, "host": host, "code": failure.code},
-            **{"how": failure.how, "last_words": failure.words},
+            **{"kind": failure.kind, "how": failure.how, "last_words": failure.words},
             **{"lost_steps": steps, "lost_s": round(seconds, 1), "restarts_left": self._budget.left},
         }
         lost = f"; {steps} steps and {seconds:.0f} s of work are lost" if steps or seconds >= 1 else ""

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Container, Sequence
 
+from base.failures import FAILED
 from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
-from hosts.launching.output import Lines, Output, Record, harmless
+from hosts.launching.output import Lines, Output, harmless
 from hosts.launching.parts import MPIRUN, Access, Part
 from hosts.launching.signals import FORWARDED, Signals
 from hosts.reach import explained
@@ -38,9 +39,9 @@ DRAIN = 2.0  # seconds that output is still read after the end, where another pr
 
 @dataclass(frozen=True)
 class Failure:
-    """A part that failed first. `host`: where it ran, as in the host file; None where that is not known.
-    `how`: name and end as a sentence. `words`: its last line on standard error. `own_end`: it ended itself,
-    with an exit code."""
+    """A part that failed first. `host`: where it ran, as in the host file, or the host that it speaks
+    against; None where that is not known. `how`: name and end as a sentence. `words`: its last line on
+    standard error. `own_end`: it ended itself, with an exit code. `kind`: as in base/failures.py."""
 
     part: str
     host: str | None
@@ -48,6 +49,18 @@ class Failure:
     how: str
     words: str
     own_end: bool
+    kind: str = FAILED
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank, if it is one."""
+        role, _, number = self.part.partition(" ")
+        return int(number) if role == "rank" else None
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is a server or the scheduler, which no rank's note is about."""
+        return self.rank is None and self.part != MPIRUN
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class RunningPart:
 
     Attributes:
         connected: the supervisor has reported.
-        stopped: seconds that the part had been stopped (state T) when it was killed for it, or None.
+        report: its last report, kind and value ("exit", "0"); "lost" without one.
     """
 
     def __init__(
@@ -78,15 +91,14 @@ class RunningPart:
         process: subprocess.Popen[bytes],
         selector: selectors.BaseSelector,
         token: str,
-        record: Record,
+        output: Output,
     ):
         assert process.stdout is not None and process.stderr is not None
         self.part, self.process = part, process
         self.connected = False
-        self.stopped: float | None = None
-        self._selector, self._token, self._record = selector, token.encode() + b" ", record
+        self.report = ("lost", "")
+        self._selector, self._token, self._output = selector, token.encode() + b" ", output
         self._mpirun = MpirunOutput() if part.role == MPIRUN else None
-        self._report: tuple[str, str] | None = None
         self._drain_until: float | None = None
         self._pipes = {process.stdout.fileno(): (0, Lines()), process.stderr.fileno(): (1, Lines())}
         for pipe in self._pipes:
@@ -98,10 +110,6 @@ class RunningPart:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it has ended
             os.write(self.process.stdin.fileno(), f"{order}\n".encode())
-
-    def kill_supervisor(self) -> None:
-        """Kills the process; the kernel then kills a local part, its own supervisor ends a remote one."""
-        self.process.kill()
 
     def has_ended(self) -> bool:
         """Tests whether the process has ended and all that it wrote has been read."""
@@ -118,7 +126,7 @@ class RunningPart:
                 if stream is not None:
                     stream.close()
         for which, name, line in self._mpirun.finish() if self._mpirun else ():
-            self._record.write(name, which, line)
+            self._output.write(name, which, line)
         return True
 
     @property
@@ -127,8 +135,8 @@ class RunningPart:
 
         Only the supervisor's report makes it 0.
         """
-        kind, value = self._report or ("lost", "")
-        if self._mpirun and self._mpirun.lost is not None and (kind, value) == ("exit", "0"):
+        kind, value = self.report
+        if self._mpirun and self._mpirun.lost is not None and self.report == ("exit", "0"):
             return 1  # Open MPI 5's own code
         if kind in ("exit", "signal"):
             return int(value) + (128 if kind == "signal" else 0)
@@ -139,78 +147,56 @@ class RunningPart:
         code = self.process.returncode
         return 128 - code if code < 0 else code or 1
 
-    @property
-    def killed(self) -> bool:
-        """Tests whether it was ended by a signal that it had no handler for."""
-        return self._report is not None and self._report[0] == "signal"
-
-    def describe(self, here: Container[str]) -> str:
-        """Name and end of the part, as a sentence without its full stop.
-
-        The host is named unless it is one of those `here`.
-        """
-        kind, value = self._report or ("lost", "")
-        host = self._host or self.part.host
-        where = "" if host in here else f" on {host}"
-        who = f"{self._name}{where}"
-        if self._mpirun and self._mpirun.end and kind == "exit":
-            return f"{who} has lost the host {self._lost}" if self._lost else f"{who} {self._mpirun.end}"
-        if kind == "exit":
-            return f"{who} exited with {value}"
-        if kind == "signal":
-            return f"{who} was killed by {signal.Signals(int(value)).name}"
-        if kind == "stopped":
-            return f"{who} had been stopped for {float(value):.0f} s by a signal and was killed"
-        if kind == "silent":
-            return f"{who} waited for {value}, which does not answer any more, and was killed"
-        if kind == "failed":
-            return f"{who} could not be started: {value}"
-        code = self.process.returncode
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        if not where:
-            return f"{who} was lost: its supervisor {how}"
-        fault = explained(host, self._record.last_words(self._name))
-        why = f"it {fault.why}" if fault else f"the remote shell {how}"
-        return f"{who} {'was lost' if self.connected else 'could not be reached'}: {why}"
-
     def failure(self, here: Container[str]) -> Failure:
-        """Facts about its end, for an end that was a failure."""
-        own_end = self._report is not None and self._report[0] == "exit" and self.exit_code <= 128
-        kind, value = self._report or ("lost", "")
-        host, words = self._host, self._record.last_words(self._name)
-        if self._mpirun and self._mpirun.lost is not None:
+        """Facts about its end, for an end that was a failure. `how` names the host unless it is `here`."""
+        kind, value = self.report
+        said = self._mpirun
+        name, host = self.part.name, self.part.host if said is None else None
+        if said and said.culprit is not None and kind != "silent":  # mpirun itself has waited for a host
+            name, ranks = f"rank {said.culprit}", self.part.ranks
+            host = ranks[said.culprit] if said.culprit < len(ranks) else None
+        words, own_end = self._output.last_words(name), kind == "exit" and self.exit_code <= 128
+        shown_host = host or self.part.host
+        where = "" if shown_host in here else f" on {shown_host}"
+        if said and kind == "exit" and said.end:
+            how = said.end
+        else:
+            how = self._how(shown_host if where else "", words)
+        if said and said.lost is not None:
             # Its last words are a list of what may be the cause, and another start may find the host again.
-            own_end, host, words = False, self._lost or None, ""
-        elif self._mpirun and kind == "silent":
+            own_end, host, words = False, self._lost(said) or None, ""
+            how = f"has lost the host {host}" if host and kind == "exit" else how
+        elif said and kind == "silent":
             host = value if value in self.part.ranks else host
-            if self._mpirun.speaker is not None:  # why the run failed, which mpirun did not come to say
-                words = self._record.last_words(f"rank {self._mpirun.speaker}")
-        return Failure(self._name, host, self.exit_code, self.describe(here), words, own_end)
+        return Failure(name, host, self.exit_code, f"{name}{where} {how}", words, own_end)
 
-    @property
-    def _name(self) -> str:
-        return self.part.name if self._culprit is None else f"rank {self._culprit}"
+    def _how(self, remote: str, words: str) -> str:
+        """The end of a process as a clause. `remote`: its host, empty where that is this machine. `words`:
+        its last line on standard error."""
+        kind, value = self.report
+        if kind == "exit":
+            return f"exited with {value}"
+        if kind == "signal":
+            return f"was killed by {signal.Signals(int(value)).name}"
+        if kind == "stopped":
+            return f"had been stopped for {float(value):.0f} s by a signal and was killed"
+        if kind == "silent":
+            return f"waited for {value}, which does not answer any more, and was killed"
+        if kind == "failed":
+            return f"could not be started: {value}"
+        code = self.process.returncode
+        end = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        if not remote:
+            return f"was lost: its supervisor {end}"
+        fault = explained(remote, words)
+        why = f"it {fault.why}" if fault else f"the remote shell {end}"
+        return f"{'was lost' if self.connected else 'could not be reached'}: {why}"
 
-    @property
-    def _lost(self) -> str:
+    def _lost(self, said: MpirunOutput) -> str:
         """The host that mpirun has lost, as in the host file where that is known; empty without one."""
-        assert self._mpirun is not None
-        name, number = self._mpirun.lost or "", self._mpirun.lost_number
+        name, number = said.lost or "", said.lost_number
         others = [host for host in dict.fromkeys(self.part.ranks) if not is_here(host)]
         return name if name in self.part.ranks or not 0 < number <= len(others) else others[number - 1]
-
-    @property
-    def _host(self) -> str | None:
-        if self._mpirun is None:
-            return self.part.host
-        culprit = self._culprit
-        return self.part.ranks[culprit] if culprit is not None and culprit < len(self.part.ranks) else None
-
-    @property
-    def _culprit(self) -> int | None:
-        """The rank that failed first; None where mpirun itself did: it waited for a host."""
-        waited = self._report is not None and self._report[0] == "silent"
-        return self._mpirun.culprit if self._mpirun and not waited else None
 
     def _read(self, pipe: int) -> None:
         try:
@@ -244,14 +230,13 @@ class RunningPart:
             if kind == "connected":
                 self.connected = True
             else:
-                self._report = (kind, value)
-                self.stopped = float(value) if kind == "stopped" else None
+                self.report = (kind, value)
             if not line:
                 return b""
             line += b"\n"  # the part had left this line without an end
         line = harmless(line)
         for name, text in self._mpirun.split(which, line) if self._mpirun else [(self.part.name, line)]:
-            self._record.write(name, which, text)
+            self._output.write(name, which, text)
         return b""
 
 
@@ -285,7 +270,7 @@ class Run:
         `wish` is called at least once a second; when it returns True, the ranks are stopped as by SIGUSR1.
         """
         self._access, self._limits, self._signals, self._wish = access, limits, signals, wish
-        self._say, self._record = output.say, Record(output)
+        self._say, self._output = output.say, output
         self._token = f"supervise-{secrets.token_hex(8)}"
         self._pending = list(parts)
         self._running: list[RunningPart] = []
@@ -310,7 +295,8 @@ class Run:
         Raises:
             OSError: a part cannot be started, or a log file cannot be made.
         """
-        self._selector.register(self._signals, selectors.EVENT_READ, self._hear)
+        self._output.begin()
+        self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
         try:
             while self._pending or self._running:
                 self._start_some()
@@ -322,18 +308,15 @@ class Run:
                     self._recalled = True
                     self._stop(signal.SIGUSR1)
                 if self._phase == "stopping" and time.monotonic() >= self._repeat_at:
-                    self._order([one for one in self._running if one.part.role == MPIRUN])
+                    self._repeat_at = time.monotonic() + REPEAT
+                    self._send("USR1", [one for one in self._running if one.part.role == MPIRUN])
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     self._too_late()
         finally:
             self._abandon()
             self._selector.close()
-            self._record.close()
+            self._output.close()
         return self._conclude()
-
-    def _hear(self) -> None:
-        for number in self._signals.read():
-            self._signalled(number)
 
     def _start_some(self) -> None:
         """Starts parts, on each host only CONNECTING at a time until they have reported."""
@@ -350,7 +333,7 @@ class Run:
     def _start(self, part: Part) -> None:
         options = ["--token", self._token, "--stopped_timeout", str(self._limits.stopped)]
         argv, environment = self._access.start(part, options)
-        self._record.open(part.name)
+        self._output.open(part.name)
         for path, text in part.files.items():
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # its supervisor removes it
             Path(path).write_text(text, "utf-8")
@@ -362,7 +345,7 @@ class Run:
             env=environment,
             start_new_session=True,  # a Ctrl-C at the terminal is for the launcher, which passes it on
         )
-        self._running.append(RunningPart(part, process, self._selector, self._token, self._record))
+        self._running.append(RunningPart(part, process, self._selector, self._token, self._output))
 
     def _collect_ended(self) -> None:
         for one in [one for one in self._running if one.has_ended()]:
@@ -375,15 +358,16 @@ class Run:
     def _judge(self, one: RunningPart) -> None:
         """Draws the consequences of a part's end for the run."""
         if self._phase in ("failed", "killed"):
-            if one.stopped is not None and self._culprit is not None and self._culprit.stopped is None:
+            if one.report[0] == "stopped" and self._culprit and self._culprit.report[0] != "stopped":
                 self._culprit = one  # it was stopped before the others failed for want of it
             return
         code, order = one.exit_code, None
         if self._stop_signal is not None and one.part.trains:
             order = ORDERS[one.part.order(FORWARDED[self._stop_signal])]
-        if order is not None and code in OBEYED and not one.killed:
+        killed = one.report[0] == "signal"  # that it had no handler for
+        if order is not None and code in OBEYED and not killed:
             self._obeyed = True
-        elif order is not None and code == 128 + order and (one.killed or one.part.role == MPIRUN):
+        elif order is not None and code == 128 + order and (killed or one.part.role == MPIRUN):
             # It was not listening yet. The others may wait for it for ever.
             self._obeyed = True
             self._end_all()
@@ -398,35 +382,32 @@ class Run:
         longest = max((one.part.kill_after for one in self._running), default=0.0)
         self._enter("failed", longest + GIVE_UP_AFTER)
 
-    def _signalled(self, number: signal.Signals) -> None:
-        if number not in FORWARDED or self._phase == "killed":
-            return
-        self._interrupts += number == signal.SIGINT
-        if self._stop_signal is None or self._recalled:
-            self._stop_signal, self._recalled = number, False
-        if self._interrupts > 1 or (self._phase == "failed" and self._interrupts):
-            self._kill_all(f"interrupted; killed {self._names()}")
-        elif self._pending:  # there is no training to stop yet
-            self._obeyed = True
-            self._end_all()
-        elif self._phase == "closing":
-            self._end_all()
-        elif self._phase in ("running", "stopping"):
-            self._stop(number)
+    def _take_signals(self) -> None:
+        for number in self._signals.read():
+            if number not in FORWARDED or self._phase == "killed":
+                continue
+            self._interrupts += number == signal.SIGINT
+            if self._stop_signal is None or self._recalled:
+                self._stop_signal, self._recalled = number, False
+            if self._interrupts > 1 or (self._phase == "failed" and self._interrupts):
+                self._kill_all(f"interrupted; killed {self._names()}")
+            elif self._pending:  # there is no training to stop yet
+                self._obeyed = True
+                self._end_all()
+            elif self._phase == "closing":
+                self._end_all()
+            elif self._phase in ("running", "stopping"):
+                self._stop(number)
 
     def _stop(self, number: signal.Signals) -> None:
         """Lets the ranks save a checkpoint and end."""
         self._stop_signal = self._stop_signal or number
-        trained = [one for one in self._running if one.part.trains]
-        for one in trained:
-            one.send(one.part.order(FORWARDED[number]))
+        for one in self._running:
+            if one.part.trains:
+                one.send(one.part.order(FORWARDED[number]))
         self._repeat_at = time.monotonic() + REPEAT
         if self._phase == "running":
             self._enter("stopping", self._limits.grace)
-
-    def _order(self, parts: Sequence[RunningPart]) -> None:
-        self._send("USR1", parts)
-        self._repeat_at = time.monotonic() + REPEAT
 
     def _too_late(self) -> None:
         """Acts on the end of a phase's time limit."""
@@ -441,7 +422,7 @@ class Run:
             self._kill_all(f"{self._names()} could not be ended; killed")
         else:  # a supervisor that does not answer, a connection that hangs
             for one in self._running:
-                one.kill_supervisor()
+                one.process.kill()
             self._deadline = time.monotonic() + 1.0
 
     def _kill_all(self, why: str) -> None:
@@ -474,7 +455,7 @@ class Run:
         for one in self._running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.process.wait(max(0.0, deadline - time.monotonic()))
-            one.kill_supervisor()
+            one.process.kill()  # the kernel then kills a local part, its own supervisor ends a remote one
 
     def _conclude(self) -> Outcome:
         if self._culprit is not None:

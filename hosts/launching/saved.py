@@ -7,12 +7,13 @@ A checkpoint is complete when its manifest, `0002000.json`, is there (training/c
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
 import stat
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping
+from typing import Mapping
 
 _MANIFEST = re.compile(r"(\d{7,18})\.json")
 _METRICS = "metrics.jsonl"
@@ -37,16 +38,13 @@ def look(ckpt_dir: str) -> Saved:
     """Reads the names of checkpoints in a folder and in those directly below it. Nothing is opened; a folder
     that does not exist has none."""
     steps: dict[str, int] = {}
+    for path in _files(ckpt_dir, "*.json"):
+        folder, name = os.path.split(path)
+        match = _MANIFEST.fullmatch(name)
+        if match:
+            steps[folder] = max(int(match[1]), steps.get(folder, -1))
     last = (0.0, 0)
-    for folder in _folders(ckpt_dir):
-        newest = -1
-        for entry in _entries(folder):
-            match = _MANIFEST.fullmatch(entry.name)
-            if match and int(match[1]) > newest:
-                newest = int(match[1])
-        if newest < 0:
-            continue
-        steps[folder] = newest
+    for folder, newest in steps.items():
         with contextlib.suppress(OSError):
             last = max(last, (os.stat(os.path.join(folder, f"{newest:07d}.json")).st_mtime, newest))
     return Saved(steps, last[1], last[0])
@@ -55,13 +53,18 @@ def look(ckpt_dir: str) -> Saved:
 def logged_step(ckpt_dir: str) -> int:
     """The last step in the metrics that were written last, 0 without one."""
     files = []
-    for folder in _folders(ckpt_dir):
-        path = os.path.join(folder, _METRICS)
+    for path in _files(ckpt_dir, _METRICS):
         with contextlib.suppress(OSError):
             facts = os.stat(path)
             if stat.S_ISREG(facts.st_mode):  # a pipe would keep its reader waiting
                 files.append((facts.st_mtime, path))
     return _last_step(max(files)[1]) if files else 0
+
+
+def _files(ckpt_dir: str, pattern: str) -> list[str]:
+    """Paths in a folder, and in those directly below it."""
+    here = glob.escape(ckpt_dir)
+    return [path for each in ("", "*") for path in glob.glob(os.path.join(here, each, pattern))]
 
 
 def _last_step(path: str) -> int:
@@ -78,19 +81,3 @@ def _last_step(path: str) -> int:
             if isinstance(step, int):
                 return step
     return 0
-
-
-def _folders(ckpt_dir: str) -> Iterator[str]:
-    yield ckpt_dir
-    for entry in _entries(ckpt_dir):
-        with contextlib.suppress(OSError):
-            if entry.is_dir(follow_symlinks=False):
-                yield entry.path
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []

@@ -178,8 +178,9 @@ def _takes(action: argparse.Action, text: str) -> bool:
 
 
 def _attempt(command: Command, words: Sequence[str], option: str = "") -> Outcome:
-    begun, error, code = time.process_time(), io.StringIO(), None
-    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+    begun, code = time.process_time(), None
+    error, output = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
         try:
             found = command.parse(list(words))
             code = found if isinstance(found, int) else None
@@ -188,4 +189,4 @@ def _attempt(command: Command, words: Sequence[str], option: str = "") -> Outcom
             print(f"error: {bad}", file=sys.stderr)
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
-    return Outcome(option, code, error.getvalue(), time.process_time() - begun)
+    return Outcome(option, code, error.buffer.getvalue().decode("utf-8"), time.process_time() - begun)

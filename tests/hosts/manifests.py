@@ -1,262 +1,74 @@
-"""Kubernetes' objects as tests need them: parsed, checked against what the APIs accept, in our own words, and
-their containers as commands with the variables that Kubernetes sets."""
+"""Kubernetes' objects as tests need them: parsed, checked against what the APIs accept, in our own words
+(manifests.yaml), and their containers as commands with the variables that Kubernetes sets."""
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Mapping
 
 import yaml
 
 from tests.processes import ROOT, RunResult, run_command
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]|[KMGTP]i)?")
-STRING, NUMBER, BOOLEAN = (str,), (int,), (bool,)
+KNOWN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
-@dataclass(frozen=True)
-class Fields:
-    """A mapping with these fields, and no others: an unknown one is an error of `kubectl apply`, too.
+def _is(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
-    `known`: types of a scalar, Fields, or a list of one of them for a sequence of it; None: not looked at.
-    """
 
-    known: Mapping[str, Any]
-    required: Sequence[str] = ()
-
-    def problems(self, value: Any, where: str) -> list[str]:
-        """Sentences about what is wrong."""
-        if not isinstance(value, dict):
-            return [f"{where}: is no mapping"]
-        found = [f"{where}.{name}: unknown" for name in value if name not in self.known]
-        found += [f"{where}.{name}: missing" for name in self.required if name not in value]
-        for name, each in value.items():
-            found += _problems(each, self.known.get(name), f"{where}.{name}")
-        return found
+_is_quantity = _is(r"\d+(\.\d+)?(m|[kMGTP]|[KMGTP]i)?")
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "any": lambda value: True,
+    "str": lambda value: type(value) is str,
+    "int": lambda value: type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "name": _is(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"),
+    "quantity": _is_quantity,
+    "quantities": lambda value: isinstance(value, dict) and all(map(_is_quantity, value.values())),
+    "labels": lambda value: (
+        isinstance(value, dict) and all(type(each) is str for pair in value.items() for each in pair)
+    ),
+    "mode": lambda value: 0 <= value <= 0o777,
+    # Exit codes in increasing order, without 0, at most 255 of them.
+    "codes": lambda value: value == sorted(set(value)) and value[0] > 0 and value[-1] <= 255,
+}
 
 
 def _problems(value: Any, wanted: Any, where: str) -> list[str]:
-    if wanted is None:
-        return []
-    if isinstance(wanted, Fields):
-        return wanted.problems(value, where)
+    """Sentences about what is wrong with a value, by what manifests.yaml has for it."""
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict):
+            return [f"{where}: is no mapping"]
+        known = {name.rstrip("!"): each for name, each in wanted.items()}
+        required = [name[:-1] for name in wanted if name.endswith("!")]
+        found = [f"{where}.{name}: unknown" for name in value if name not in known]
+        found += [f"{where}.{name}: missing" for name in required if name not in value]
+        for name, each in value.items():
+            found += _problems(each, known[name], f"{where}.{name}") if name in known else []
+        return found
     if isinstance(wanted, list):
         if not isinstance(value, list):
             return [f"{where}: is no sequence"]
         return [p for n, each in enumerate(value) for p in _problems(each, wanted[0], f"{where}[{n}]")]
-    if callable(wanted):
-        return [] if wanted(value) else [f"{where}: {value!r} is not accepted"]
-    return [] if type(value) in wanted else [f"{where}: {value!r} is of another type"]
-
-
-def one_of(*values: Any) -> Any:
-    return lambda value: value in values
-
-
-def quantities(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(each, str) and QUANTITY.fullmatch(each) for each in value.values()
-    )
-
-
-def labels(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair)
-
-
-METADATA = Fields(
-    {
-        "name": lambda name: bool(NAME.fullmatch(name)),
-        "namespace": STRING,
-        "labels": labels,
-        "annotations": labels,
-    },
-    ("name",),
-)
-CONTAINER = Fields(
-    {
-        "name": lambda name: bool(NAME.fullmatch(name)),
-        "image": STRING,
-        "imagePullPolicy": one_of("Always", "Never", "IfNotPresent"),
-        "workingDir": STRING,
-        "command": [STRING],
-        "env": [
-            Fields({"name": STRING, "value": STRING, "valueFrom": Fields({"fieldRef": None})}, ("name",))
-        ],
-        "terminationMessagePolicy": one_of("File", "FallbackToLogsOnError"),
-        "ports": [Fields({"name": STRING, "containerPort": NUMBER}, ("containerPort",))],
-        "readinessProbe": Fields({"tcpSocket": Fields({"port": NUMBER}, ("port",)), "periodSeconds": NUMBER}),
-        "resources": Fields({"requests": quantities, "limits": quantities}),
-        "securityContext": Fields(
-            {
-                "allowPrivilegeEscalation": BOOLEAN,
-                "capabilities": Fields({"drop": [STRING], "add": [STRING]}),
-            }
-        ),
-        "volumeMounts": [
-            Fields({"name": STRING, "mountPath": STRING, "readOnly": BOOLEAN}, ("name", "mountPath"))
-        ],
-    },
-    ("name", "image"),
-)
-VOLUME = Fields(
-    {
-        "name": STRING,
-        "emptyDir": Fields(
-            {"medium": one_of("", "Memory"), "sizeLimit": lambda q: bool(QUANTITY.fullmatch(q))}
-        ),
-        "secret": Fields({"secretName": STRING, "defaultMode": lambda mode: 0 <= mode <= 0o777}),
-        "persistentVolumeClaim": Fields({"claimName": STRING, "readOnly": BOOLEAN}, ("claimName",)),
-    },
-    ("name",),
-)
-SELECTOR = Fields({"matchLabels": labels})
-POD = {
-    "automountServiceAccountToken": BOOLEAN,
-    "enableServiceLinks": BOOLEAN,
-    "terminationGracePeriodSeconds": NUMBER,
-    "securityContext": Fields(
-        {
-            "runAsNonRoot": BOOLEAN,
-            "runAsUser": NUMBER,
-            "runAsGroup": NUMBER,
-            "fsGroup": NUMBER,
-            "fsGroupChangePolicy": one_of("OnRootMismatch", "Always"),
-            "seccompProfile": Fields({"type": one_of("RuntimeDefault", "Unconfined", "Localhost")}),
-        }
-    ),
-    "containers": [CONTAINER],
-    "volumes": [VOLUME],
-    "nodeSelector": labels,
-    "subdomain": STRING,
-    "schedulerName": STRING,
-    "priorityClassName": STRING,
-    "imagePullSecrets": [Fields({"name": STRING})],
-    "tolerations": [
-        Fields(
-            {
-                "key": STRING,
-                "operator": one_of("Exists", "Equal"),
-                "effect": one_of("NoSchedule", "PreferNoSchedule", "NoExecute"),
-            }
-        )
-    ],
-    "topologySpreadConstraints": [
-        Fields(
-            {
-                "maxSkew": NUMBER,
-                "topologyKey": STRING,
-                "whenUnsatisfiable": one_of("DoNotSchedule", "ScheduleAnyway"),
-                "nodeTaintsPolicy": one_of("Honor", "Ignore"),
-                "labelSelector": SELECTOR,
-            },
-            ("maxSkew", "topologyKey", "whenUnsatisfiable"),
-        )
-    ],
-}
-TEMPLATE_METADATA = Fields({"labels": labels, "annotations": labels})
-RULE = Fields(
-    {
-        "action": one_of("FailJob", "Ignore", "Count"),
-        "onExitCodes": Fields(
-            {
-                "containerName": STRING,
-                "operator": one_of("In", "NotIn"),
-                # In increasing order, without 0, at most 255 of them.
-                "values": lambda v: v == sorted(set(v)) and v[0] > 0 and v[-1] <= 255,
-            },
-            ("operator", "values"),
-        ),
-        "onPodConditions": [Fields({"type": STRING, "status": one_of("True", "False")}, ("type", "status"))],
-    },
-    ("action",),
-)
-JOB = Fields(
-    {
-        "completionMode": one_of("Indexed", "NonIndexed"),
-        "completions": NUMBER,
-        "parallelism": NUMBER,
-        "backoffLimit": NUMBER,
-        "podReplacementPolicy": one_of("Failed", "TerminatingOrFailed"),
-        "podFailurePolicy": Fields({"rules": [RULE]}, ("rules",)),
-        "template": Fields(
-            {
-                "metadata": TEMPLATE_METADATA,
-                # A Job's pods may not restart their containers where it has a podFailurePolicy.
-                "spec": Fields({**POD, "restartPolicy": one_of("Never")}, ("containers", "restartPolicy")),
-            },
-            ("spec",),
-        ),
-    },
-    ("template",),
-)
-# The operator overrides a template's restartPolicy, and warns: it belongs to the replicas.
-REPLICAS = Fields(
-    {
-        "replicas": NUMBER,
-        "restartPolicy": one_of("Never", "OnFailure"),
-        "template": Fields({"metadata": TEMPLATE_METADATA, "spec": Fields(POD, ("containers",))}, ("spec",)),
-    },
-    ("replicas", "template"),
-)
-MPI_JOB = Fields(
-    {
-        "slotsPerWorker": NUMBER,
-        "sshAuthMountPath": STRING,
-        "mpiImplementation": one_of("OpenMPI", "Intel", "MPICH"),
-        "launcherCreationPolicy": one_of("AtStartup", "WaitForWorkersReady"),
-        "runPolicy": Fields(
-            {
-                "cleanPodPolicy": one_of("None", "Running", "All"),
-                "backoffLimit": NUMBER,
-                "schedulingPolicy": Fields({"queue": STRING}),
-            },
-            ("cleanPodPolicy",),
-        ),
-        "mpiReplicaSpecs": Fields({"Launcher": REPLICAS, "Worker": REPLICAS}, ("Launcher",)),
-    },
-    ("mpiReplicaSpecs",),
-)
-POLICY = Fields(
-    {
-        "podSelector": SELECTOR,
-        "policyTypes": [one_of("Ingress", "Egress")],
-        "ingress": [Fields({"from": [Fields({"podSelector": SELECTOR})]})],
-    },
-    ("podSelector",),
-)
-SERVICE = Fields({"clusterIP": one_of("None"), "publishNotReadyAddresses": BOOLEAN, "selector": labels})
-KINDS = {
-    ("batch/v1", "Job"): JOB,
-    ("kubeflow.org/v2beta1", "MPIJob"): MPI_JOB,
-    ("networking.k8s.io/v1", "NetworkPolicy"): POLICY,
-    ("v1", "Service"): SERVICE,
-}
-# A Secret has no spec.
-SECRET = Fields(
-    {
-        "apiVersion": STRING,
-        "kind": STRING,
-        "metadata": METADATA,
-        "type": one_of("Opaque"),
-        "immutable": BOOLEAN,
-        "stringData": labels,
-    },
-    ("metadata",),
-)
+    words = [each.strip() for each in wanted.split("|")]
+    accepted = TYPES[wanted](value) if wanted in TYPES else value in words
+    return [] if accepted else [f"{where}: {value!r} is not {wanted}"]
 
 
 def problems(document: Any) -> list[str]:
     """Sentences of an API server about an object; empty where it is accepted."""
-    kind = (document.get("apiVersion"), document.get("kind"))
-    if kind == ("v1", "Secret"):
-        return SECRET.problems(document, "Secret")
-    if kind not in KINDS:
+    kind = f"{document.get('apiVersion')} {document.get('kind')}"
+    known = {"apiVersion!": "str", "kind!": "str", "metadata!": KNOWN["metadata"]}
+    if kind == "v1 Secret":  # it has no spec
+        return _problems(
+            document, {**known, "type": "Opaque", "immutable": "bool", "stringData": "labels"}, kind
+        )
+    if kind not in KNOWN["kinds"]:
         return [f"{kind}: unknown"]
-    known = {"apiVersion": STRING, "kind": STRING, "metadata": METADATA, "spec": KINDS[kind]}
-    found = Fields(known, ("metadata", "spec")).problems(document, kind[1])
+    found = _problems(document, {**known, "spec!": KNOWN["kinds"][kind]}, kind)
     for spec in pod_specs(document):
         volumes = {volume["name"] for volume in spec["volumes"]}
         for container in spec["containers"]:

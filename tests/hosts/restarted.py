@@ -4,9 +4,9 @@
 
 Each step is a line of rank 0's in DIR/metrics.jsonl, each `--interval` steps a checkpoint (only its names).
 PLAN is a JSON list with an entry for each start: null, or [step, rank, action]. At that step the rank acts,
-and the others hang, as in an exchange: "exit 3 words", "kill 9", "down FILE" (which is made before), "wait"
-(all of them, for a signal). SIGTERM, SIGUSR1 and SIGINT make each rank end after its step, with 143 or 130;
-rank 0 saves before.
+and the others hang, as in an exchange: "exit 3 words", "kill 9", "note KIND" (left for the launcher, and exit
+code 1), "down FILE" (which is made before), "wait" (all of them, for a signal). SIGTERM, SIGUSR1 and SIGINT
+make each rank end after its step, with 143 or 130; rank 0 saves before.
 """
 
 from __future__ import annotations
@@ -92,6 +92,12 @@ def act(entry: list, metrics: Path, step: int, stopped: list[int]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "kill":
         os.kill(os.getpid(), int(rest))
+    if kind == "note":
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from base.failures import leave
+
+        leave(1, rest, "error: it broke")
+        fail("error: it broke", 1)
     code, _, words = rest.partition(" ")
     fail(words, int(code))
 

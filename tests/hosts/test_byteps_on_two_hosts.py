@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.launching import BYTEPS
 from tests.processes import ROOT, run_command, start_command, wait_for_file
 
 HERE = Path(__file__).parent
@@ -19,16 +20,7 @@ NAMES = ("alpha", "beta")  # the namespaces' host names
 
 
 def launcher(two_hosts, *options):
-    script = ROOT / "hosts" / "launch.py"
-    words = [
-        *two_hosts.prefix,
-        sys.executable,
-        script,
-        "--backend",
-        "byteps",
-        "--hostfile",
-        two_hosts.hostfile,
-    ]
+    words = [*two_hosts.prefix, *BYTEPS, "--hostfile", two_hosts.hostfile]
     return [*words, "--ssh", two_hosts.agent, *options, "--", sys.executable]
 
 

@@ -39,7 +39,7 @@ def test_an_ssh_server_that_does_not_answer_is_named(tmp_path, port, said):
     entry = tmp_path / "17"
     entry.mkdir()
     (entry / "cmdline").write_bytes(
-        b"\0".join([b"python", b"hosts/mpi_pod.py", b"worker", b"--port", port.encode()])
+        b"\0".join([b"python", b"-m", b"hosts.pod", b"hvd", b"worker", b"--port", port.encode()])
     )
     (entry / "stat").write_text("17 (python) S 1")
     (entry / "environ").write_bytes(b"A=b")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.launching import BYTEPS
 from tests.processes import LIMIT, ROOT, python_3_9, run_command, start_command, until, wait_for_file
 
 PART = Path(__file__).with_name("part.py")
-LAUNCHER = [sys.executable, ROOT / "hosts" / "launch.py", "--backend", "byteps"]
 NO_SIGNS = {"DMLC_ROLE": None, "BYTEPS_LOCAL_RANK": None}
 
 
@@ -25,7 +25,7 @@ def words(tmp_path, lines, actions, *options):
     hostfile = tmp_path / "hosts"
     hostfile.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [sys.executable, PART, tmp_path, *actions]
-    return [*LAUNCHER, "--hostfile", hostfile, *options, "--", *command]
+    return [*BYTEPS, "--hostfile", hostfile, *options, "--", *command]
 
 
 def launch(tmp_path, lines, actions, *options, **more):
@@ -105,20 +105,13 @@ def test_arguments_arrive_as_they_are(tmp_path):
     assert facts(tmp_path, 0)["argv"][2:] == odd
 
 
-def test_runs_as_a_module_too(tmp_path):
-    command = words(tmp_path, ["localhost slots=1"], ["exit0"])
-    command[1:2] = ["-m", "hosts.launch"]
-    run_command(command).check()
-    assert facts(tmp_path, 0)["environ"]["BYTEPS_GLOBAL_RANK"] == "0"
-
-
 def test_runs_with_python_3_9_and_nothing_else(tmp_path):
     """The launcher and its supervisors without any installed package; the ranks exit with 7."""
     python = python_3_9()
     if python is None:
         pytest.skip("no Python 3.9 on this machine")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
-    command = [python, "-S", "-E", "-W", "error", *LAUNCHER[1:], "--hostfile", tmp_path / "hosts", "--"]
+    command = [python, "-S", "-E", "-W", "error", *BYTEPS[1:], "--hostfile", tmp_path / "hosts", "--"]
     result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"])
     assert result.returncode == 7, result.describe()
     assert re.fullmatch(r"launch: rank \d exited with 7; ended the run\n", result.stderr)
@@ -263,7 +256,7 @@ def test_a_program_that_cannot_be_started(tmp_path):
     (tmp_path / "program").write_text("no program\n")
     (tmp_path / "program").chmod(0o755)
     (tmp_path / "hosts").write_text("localhost slots=2\n")
-    result = run_command([*LAUNCHER, "--hostfile", tmp_path / "hosts", "--", tmp_path / "program"])
+    result = run_command([*BYTEPS, "--hostfile", tmp_path / "hosts", "--", tmp_path / "program"])
     assert result.returncode == 127
     assert re.search(
         r"rank \d could not be started: Exec format error: .*/program; ended the run", last_line(result)
@@ -421,7 +414,7 @@ def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, name
 )
 def test_a_command_that_is_not_there(tmp_path, command, named):
     (tmp_path / "hosts").write_text("localhost slots=1\n")
-    result = run_command([*LAUNCHER, "--hostfile", tmp_path / "hosts", *command])
+    result = run_command([*BYTEPS, "--hostfile", tmp_path / "hosts", *command])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1 and named in result.stderr
 
@@ -526,17 +519,9 @@ def test_dry_run_with_names_that_have_no_address(tmp_path):
 
 @pytest.mark.parametrize(("name", "workers"), [("1x_p3dn", 1), ("4x_p3dn", 4), ("32x_p3dn", 32)])
 def test_dry_run_of_the_experiments(name, workers):
-    command = [
-        "--hostfile",
-        f"hosts/{name}",
-        "--ssh",
-        "ssh -p 2222",
-        "--dry_run",
-        "--",
-        sys.executable,
-        "hparams.py",
-    ]
-    lines = run_command([*LAUNCHER, *command], env={"NCCL_DEBUG": "WARN"}).check().stdout.splitlines()
+    command = ["--hostfile", f"hosts/{name}", "--ssh", "ssh -p 2222", "--dry_run", "--"]
+    command += [sys.executable, "hparams.py"]
+    lines = run_command([*BYTEPS, *command], env={"NCCL_DEBUG": "WARN"}).check().stdout.splitlines()
     names = [line[2:].partition(" on ") for line in lines[::2]]
     servers = workers if workers > 1 else 0
     expected = [("scheduler", "p3dn-01")] * (workers > 1)

@@ -10,8 +10,9 @@ import pytest
 
 from hosts.launching.over_mpirun import SHARED_MEMORY
 from hosts.supervise import address_in
+from tests.hosts.launching import HVD
 from tests.namespaces import bound
-from tests.processes import ROOT, start_command, wait_for_file
+from tests.processes import start_command, wait_for_file
 
 RANK = """
 import os, pathlib, sys, time
@@ -33,10 +34,9 @@ def test_a_host_that_is_cut_off(two_hosts, tmp_path):
     for folder in folders:
         folder.mkdir()
     prefix = [*two_hosts.prefix, *bound(folders[1], SHARED_MEMORY)]
-    launch = [*prefix, sys.executable, ROOT / "hosts" / "launch.py", "--backend", "hvd"]
     options = ["--hostfile", two_hosts.hostfile, "--ssh", two_hosts.agent, "--interface", "wire0"]
     env = {"TMPDIR": str(folders[0]), "OMPI_MCA_btl_vader_backing_directory": None}
-    command = [*launch, *options, "--", sys.executable, "-c", RANK, tmp_path]
+    command = [*prefix, *HVD, *options, "--", sys.executable, "-c", RANK, tmp_path]
     with start_command(command, env=env) as run:
         for rank in range(2):
             wait_for_file(tmp_path / f"begun.{rank}", run=run)

@@ -9,6 +9,7 @@ import pytest
 
 from base.errors import InputError
 from hosts.networks import KINDS, read_network
+from tests.hosts.launching import HVD
 from tests.processes import ROOT, run_command
 
 PLAN = [sys.executable, ROOT / "hparams.py", "--tokens_per_gpu", "8192", "--hostfile", ROOT / "hosts/4x_p3dn"]
@@ -68,15 +69,9 @@ def test_byteps_takes_one_interface():
 
 
 def test_the_launcher_starts_the_same_and_says_why():
-    launch = [
-        sys.executable,
-        ROOT / "hosts/launch.py",
-        "--backend",
-        "hvd",
-        "--hostfile",
-        ROOT / "hosts/4x_p3dn",
-    ]
-    result = run_command([*launch, "--network", "efa", "--dry_run", "--", "hparams.py"]).check()
+    result = run_command(
+        [*HVD, "--hostfile", ROOT / "hosts/4x_p3dn", "--network", "efa", "--dry_run", "--", "hparams.py"]
+    ).check()
     started = exported(shlex.split(result.stdout.partition("\n")[2]))
     assert {
         "FI_PROVIDER": "efa",
@@ -89,8 +84,7 @@ def test_the_launcher_starts_the_same_and_says_why():
 def test_the_launcher_leaves_horovods_fusion_to_the_ranks():
     """On CPUs they turn it off, so that sums of more than two ranks have the same bits again; a user's own
     value reaches all of them."""
-    words = [sys.executable, ROOT / "hosts/launch.py", "--backend", "hvd", "--dry_run"]
-    command = [*words, "--hostfile", ROOT / "hosts/4x_p3dn", "--", "hparams.py"]
+    command = [*HVD, "--dry_run", "--hostfile", ROOT / "hosts/4x_p3dn", "--", "hparams.py"]
     plain = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": None}).check().stdout
     assert "HOROVOD_CYCLE_TIME=30" in plain and "HOROVOD_FUSION_THRESHOLD" not in plain
     chosen = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": "1048576"}).check().stdout
@@ -121,6 +115,6 @@ def test_bad_networks_are_one_line_of_the_commands():
     assert result.returncode == 2 and result.stderr.startswith("hparams.py: --network efa: BytePS")
     result = run_command([*PLAN, "--network", "efa"])
     assert result.returncode == 2 and "--launch only" in result.stderr
-    words = ["--backend", "hvd", "--hostfile", ROOT / "hosts/local", "--network", "x", "--", "hparams.py"]
-    result = run_command([sys.executable, ROOT / "hosts/launch.py", *words])
+    words = ["--hostfile", ROOT / "hosts/local", "--network", "x", "--", "hparams.py"]
+    result = run_command([*HVD, *words])
     assert result.returncode == 2 and result.stderr.startswith("launch: --network x: write")

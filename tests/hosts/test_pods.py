@@ -52,7 +52,7 @@ class Run:
             words = command(job["spec"]["template"]["spec"])
             words[words.index("--scheduler") + 1] = "127.0.0.1"  # what the service's name would lead to
             words[words.index("--secret") + 1] = str(self._secret)
-            words[3:3] = ["--port", str(ports[0]), "--gathering_port", str(ports[1])]
+            words[5:5] = ["--port", str(ports[0]), "--gathering_port", str(ports[1])]
             for index in range(job["spec"]["completions"]):
                 env = {
                     "JOB_COMPLETION_INDEX": str(index),
@@ -151,7 +151,7 @@ def test_all_pods_end_with_the_runs_code(how, code, tmp_path):
 )
 def test_bad_input_is_one_line(words, env, said):
     own = {"JOB_COMPLETION_INDEX": None, "POD_IP": None, **env}
-    program = [sys.executable, ROOT / "hosts" / "byteps_pod.py", words[0], "--slots", "1", *words[1:]]
+    program = [sys.executable, "-m", "hosts.pod", "byteps", words[0], "--slots", "1", *words[1:]]
     with start_command(program, env=own) as run:
         result = run.wait()
     assert result.returncode == 2 and said in result.stderr, result.describe()
@@ -161,7 +161,9 @@ def test_bad_input_is_one_line(words, env, said):
 def test_a_single_worker_runs_alone(tmp_path):
     words = [
         sys.executable,
-        ROOT / "hosts" / "byteps_pod.py",
+        "-m",
+        "hosts.pod",
+        "byteps",
         "worker",
         "--workers",
         "1",

@@ -13,22 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from base import failures
 from base.errors import InputError
+from base.failures import Note
 from hosts.hostfile import read_host_lines, read_spares
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.over_byteps import Servers
-from hosts.launching.restarts import Budget, Policy, append, guilty_host
+from hosts.launching.restarts import Budget, Policy, append, has_room, noted
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure
 from hosts.launching.saved import Saved, logged_step, look
-from tests.processes import LIMIT, ROOT, run_command, start_command, until
+from tests.hosts.launching import BYTEPS, HVD, LAUNCH
+from tests.processes import LIMIT, run_command, start_command, until
 
 SCRIPT = Path(__file__).with_name("restarted.py")
 POLICY = Policy(max_restarts=2, min_hosts=1, backoff=5.0, again=False, rejoin=60.0, patience=600.0)
 
 
-def failure(words="error: it broke", code=1, own_end=True, host="a"):
-    return Failure("rank 1", host, code, f"rank 1 exited with {code}", words, own_end)
+def failure(words="error: it broke", code=1, own_end=True, host="a", kind=failures.FAILED, part="rank 1"):
+    return Failure(part, host, code, f"{part} exited with {code}", words, own_end, kind)
 
 
 def saved(step):
@@ -76,24 +79,81 @@ def test_the_same_failure_at_the_same_step_ends_the_run(second, step, ends):
         assert "after step 4" in reason and "at 0x7f10" in reason and "at 0x7f11" in reason  # both messages
 
 
+@pytest.mark.parametrize("kind", [failures.DISK, failures.MISSING, failures.PASSING])
+def test_what_may_pass_is_tried_again(kind):
+    budget = Budget(POLICY, saved(3))
+    assert budget.take(failure(kind=kind), 4) is None and budget.take(failure(kind=kind), 4) is None
+
+
+def test_the_note_of_a_rank_says_what_failed():
+    lines = [("a", 2), ("b", 2)]
+    notes = {
+        2: Note(2, "b.example", 1, failures.MISSING, "error: rank 3 is gone", missing=3),
+        1: Note(1, "a.example", 1, failures.DISK, "error: no room"),
+    }
+    seen = noted(failure("last line"), notes, lines)
+    assert (seen.words, seen.kind, seen.host) == ("error: no room", failures.DISK, "a")
+    assert noted(failure("killed"), {}, lines) == failure("killed")
+    # mpirun that waits for a host names no rank: the first note does, and the host that is missed.
+    seen = noted(failure("", host=None, part="mpirun"), notes, lines)
+    assert (seen.words, seen.kind, seen.host) == ("error: rank 3 is gone", failures.MISSING, "b")
+    server = failure("broken pipe", host="b", part="server 0")
+    assert noted(server, notes, lines) == server
+
+
+def test_notes_are_whole_and_in_their_order(tmp_path):
+    for rank, kind in ((3, failures.PASSING), (1, failures.FAILED)):
+        environ = {failures.FOLDER: str(tmp_path / "notes"), "OMPI_COMM_WORLD_RANK": str(rank)}
+        failures.leave(1, kind, f"error: of {rank}\n", environ=environ)
+        os.utime(tmp_path / "notes" / f"rank.{rank}.json", (10 - rank, 10 - rank))
+    whole = {"rank": 4, "host": "a", "code": 1, "kind": "failed", "message": "error"}
+    wrong = [
+        {**whole, name: value} for name, value in (("rank", "4"), ("kind", "x"), ("message", 1), ("m", 1))
+    ]
+    wrong += [{**whole, "missing": -1}, {**whole, "missing": [2]}, {}, [1]]
+    for number, text in enumerate([*map(json.dumps, wrong), '{"rank"', "[" * 9_000]):
+        (tmp_path / "notes" / f"{number}.json").write_text(text)
+    os.mkfifo(tmp_path / "notes" / "pipe")  # would keep a reader waiting
+    notes = failures.read(str(tmp_path / "notes"))
+    assert [(rank, note.kind, note.message) for rank, note in notes.items()] == [
+        (3, failures.PASSING, "error: of 3 "),
+        (1, failures.FAILED, "error: of 1 "),
+    ]
+    failures.leave(1, failures.FAILED, "nobody asks", environ={})
+    assert failures.read(str(tmp_path / "none")) == {}
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("raised", "code", "kind"),
     [
-        "error: cannot save the checkpoint of step 9 in ckpt: No space left on device; step 6 is intact",
-        "error: rank 1 (b, pid 7, last in average) has given no sign of life for 5 s (--comm_timeout)",
+        ("InputError('--lr')", 2, failures.BAD_OPTION),
+        ("TrainingError('gradients')", 1, failures.FAILED),
+        ("CommunicationError('lost')", 1, failures.PASSING),
+        ("OSError(errno.EROFS, 'Read-only')", 1, failures.FAILED),
+        ("TrainingError('cannot save') from OSError(errno.ENOSPC, 'No space')", 1, failures.DISK),
+        ("RuntimeError('broken') from ConnectionResetError(104, 'reset')", 1, failures.PASSING),
+        ("OSError(errno.EADDRINUSE, 'in use')", 1, failures.PASSING),
     ],
 )
-def test_what_may_pass_is_tried_again(words):
-    budget = Budget(POLICY, saved(3))
-    assert budget.take(failure(words), 4) is None and budget.take(failure(words), 4) is None
+def test_a_failing_script_leaves_a_note(tmp_path, raised, code, kind):
+    """`training.entry`, through which all training scripts go."""
+    script = "import errno\nfrom base.errors import InputError, TrainingError\n"
+    script += "from comm.base import CommunicationError\nfrom training.entry import exit_code\n"
+    script += f"def main():\n    raise {raised}\nexit_code(main)"
+    result = run_command([sys.executable, "-c", script], env={failures.FOLDER: str(tmp_path)})
+    (note,) = failures.read(str(tmp_path)).values()
+    assert (result.returncode, note.code, note.kind) == (code, code, kind), result.describe()
+    assert result.stderr.splitlines()[-1].endswith(note.message[len("error: ") :])
 
 
-def test_who_is_guilty():
-    lines = [("a", 2), ("b", 2)]
-    missed = "error: rank 3 (b, pid 7, last in average) has given no sign of life for 5 s (--comm_timeout)"
-    assert guilty_host(failure(missed, host="a"), lines) == "b"
-    assert guilty_host(failure(host="a"), lines) == "a"
-    assert guilty_host(failure(missed.replace("rank 3", "rank 9"), host=None), lines) is None
+def test_a_disk_without_room_is_noticed(tmp_path):
+    assert has_room(str(tmp_path)) and not list(tmp_path.iterdir())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        assert not has_room(str(tmp_path)) and not list(tmp_path.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_spare_hosts_take_the_place_of_those_left_out():
@@ -244,7 +304,6 @@ def test_lines_of_mpirun_5():
     assert output.split(0, b"[0]<stdout>: dented\n") == [("rank 0", b"  indented\n")]
     assert output.split(1, b"[12]<stderr>: 10%\r") == [("rank 12", b"10%\r")]
     assert output.split(1, b"20%\r") == [("rank 12", b"20%\r")]  # written in one piece with the first
-    assert output.split(1, b"[1]<stderr>: error: it broke\n") and output.speaker == 1
 
     def read(text):
         reader = MpirunOutput()
@@ -265,7 +324,7 @@ def test_lines_of_mpirun_5():
 def words(tmp_path, plan, *options, backend="byteps", hosts="localhost slots=2\n", python=sys.executable):
     hostfile = tmp_path / "hosts"
     hostfile.write_text(hosts)
-    launcher = [sys.executable, ROOT / "hosts" / "launch.py", "--hostfile", hostfile, "--backend", backend]
+    launcher = [*LAUNCH, "--hostfile", hostfile, "--backend", backend]
     script = [python, SCRIPT, "--ckpt_dir", tmp_path / "ckpt", json.dumps(plan)]
     return [*launcher, "--backoff", "0.2", *options, "--", *script]
 
@@ -326,6 +385,7 @@ def test_a_run_with_two_failures_comes_to_its_end(tmp_path, backend):
         ([[5, 0, "exit 75"], [8, 0, "exit 75"]], ["--again", "--max_restarts", "0"], 0, 3),
         ([[5, 0, "exit 75"], [5, 0, "exit 75"]], ["--again", "--max_restarts", "0"], 75, 2),
         ([[5, 1, "exit 1 error: step 5"], [5, 1, "exit 1 error: step 5"]], [], 1, 2),
+        ([[5, 1, "note disk"], [5, 1, "note disk"]], [], 0, 3),
         ([[5, 1, "kill 9"]] * 3, ["--max_restarts", "1"], 137, 2),
         ([[5, 1, "kill 9"]], ["--max_restarts", "0"], 137, 1),
     ],
@@ -339,14 +399,7 @@ def test_exit_codes_decide(tmp_path, plan, options, code, starts):
 
 def test_restarts_need_a_folder_of_checkpoints(tmp_path):
     (tmp_path / "hosts").write_text("localhost slots=1\n")
-    base = [
-        sys.executable,
-        ROOT / "hosts" / "launch.py",
-        "--hostfile",
-        tmp_path / "hosts",
-        "--backend",
-        "byteps",
-    ]
+    base = [*BYTEPS, "--hostfile", tmp_path / "hosts"]
     result = run_command([*base, "--", sys.executable, "-c", "import sys; print('once'); sys.exit(7)"])
     assert (result.returncode, result.stdout.count("once")) == (7, 1)
     command = ["--", sys.executable, "-c", "pass"]
@@ -420,14 +473,7 @@ def test_a_second_interrupt_kills_the_ranks_of_mpirun(tmp_path):
     code += "print('ready', flush=True)\ntime.sleep(600)\n"
     (tmp_path / "stubborn.py").write_text(code)
     (tmp_path / "hosts").write_text("localhost slots=2\n")
-    base = [
-        sys.executable,
-        ROOT / "hosts" / "launch.py",
-        "--hostfile",
-        tmp_path / "hosts",
-        "--backend",
-        "hvd",
-    ]
+    base = [*HVD, "--hostfile", tmp_path / "hosts"]
     with start_command([*base, "--", tmp_path / "stubborn.py"]) as run:
         for state in ("ready", "heard"):
             until(lambda state=state: run.stdout().count(state) >= 2, run)

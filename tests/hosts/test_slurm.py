@@ -64,19 +64,6 @@ def test_directives(planned):
         *("time=2-00:00:00", "signal=B:USR1@300", "requeue", "open-mode=append", "output=%x-%j.out"),
         "partition=gpu",
     ]
-
-
-def test_the_plan_is_that_of_hparams(planned, tmp_path):
-    (tmp_path / "hosts").write_text("".join(f"node{n} slots=8\n" for n in range(4)))
-    words = [*PLAN[4:], "--hostfile", tmp_path / "hosts", "--launch", "hvd", "--"]
-    printed = run_command([sys.executable, "hparams.py", *words, *OWN]).check().stdout
-
-    def options(text):
-        """Words behind the script's name, but for --resume."""
-        text = text.replace("\\\n", " ").partition("run_pretraining_hvd.py")[2].partition(" &\n")[0]
-        return [word for word in text.split() if word != "--resume"]
-
-    assert options(planned) == options(printed) and "--num_steps" in options(printed)
     assert planned.count("--resume") == 1
 
 
@@ -90,8 +77,8 @@ def test_byteps_and_network():
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--name", "a b"], "--name a b"),
-        (["--time", "tomorrow"], "--time tomorrow"),
+        (["--name", "a b"], "--name: 'a b'"),
+        (["--time", "tomorrow"], "--time: 'tomorrow'"),
         (["--gpus_per_node", "4"], "--gpus_per_node 4"),
         (["--notice", "60"], "--notice"),
         (["--sbatch", "nodes=3"], "--sbatch nodes=3"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hosts.supervise import SIGNALS
+from tests.hosts.launching import LAUNCH
 from tests.namespaces import INTERFACE, Unavailable
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 from tests.ssh_hosts import ssh_hosts
@@ -44,8 +45,19 @@ def launcher(hosts, *options, backend="hvd", number=2, ssh=None):
     lines = hosts.hostfile.read_text(encoding="ascii").splitlines()[:number]
     hostfile = hosts.folder / f"hostfile.{number}"
     hostfile.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
-    words = [*hosts.prefix, sys.executable, ROOT / "hosts" / "launch.py", "--backend", backend]
-    return [*words, "--hostfile", hostfile, "--ssh", ssh or hosts.ssh, "--interface", INTERFACE, *options]
+    return [
+        *hosts.prefix,
+        *LAUNCH,
+        "--backend",
+        backend,
+        "--hostfile",
+        hostfile,
+        "--ssh",
+        ssh or hosts.ssh,
+        "--interface",
+        INTERFACE,
+        *options,
+    ]
 
 
 def test_a_run_over_three_hosts(hosts):

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any, Callable, Iterator, Sequence
 
+from base import failures
 from base.claims import PATIENCE, Claim, HeldError
 from base.errors import InputError
 from comm.base import Communicator, abort
@@ -68,12 +69,10 @@ def locked(ckpt_dir: str, communicator: Communicator) -> Iterator[None]:
 
 def _lost(ckpt_dir: str, other: str) -> None:
     """Ends this process: two runs in one directory would write over each other."""
-    print(
-        f"error: --ckpt_dir {ckpt_dir} is held by {other}, after this process gave no sign of life for "
-        f"{PATIENCE:g} s",
-        file=sys.stderr,
-        flush=True,
-    )
+    said = f"error: --ckpt_dir {ckpt_dir} is held by {other}, after this process gave no sign of life for "
+    said += f"{PATIENCE:g} s"
+    print(said, file=sys.stderr, flush=True)
+    failures.leave(1, failures.PASSING, said)
     abort(1)
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from hosts.mpi_pod import (
+from hosts.batch.ssh import (
     SSHD,
     answers,
     client_command,
     private_keys,
-    ranks_below,
     server_configuration,
     wait_for,
 )
+from hosts.pod import ranks_below
 from tests import namespaces
 from tests.hosts.manifests import command, objects, pod_specs
 from tests.processes import ROOT, run_command, start_command, until
@@ -107,12 +107,12 @@ def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path)
         launcher = stack.enter_context(pods.launcher("--steps", 8, '[[5, 0, "wait"]]'))
         until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
         for worker in workers:
-            (pid,) = worker.find("mpi_pod.py")
+            (pid,) = worker.find("hosts.pod")
             os.kill(pid, signal.SIGTERM)
         results = [worker.wait() for worker in workers]
         result = launcher.wait()
     assert [each.returncode for each in results] == [143, 143], results[0].describe()
-    assert all("mpi_pod: SIGTERM; 1 ranks save and end" in each.stderr for each in results)
+    assert all("launch: SIGTERM; 1 ranks here save and end" in each.stderr for each in results)
     assert result.returncode == 143, result.describe()
     assert pods.steps() == [1, 2, 3, 4, 5]
     assert not list(pods.temporary.glob("ssh-*")), "keys are removed"
@@ -124,7 +124,7 @@ def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path)
 def test_a_launcher_that_must_go_lets_the_ranks_save(pods, tmp_path):
     with pods.worker(0), pods.worker(1), pods.launcher("--steps", 8, '[[5, 0, "wait"]]') as launcher:
         until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
-        (pid,) = launcher.find("mpi_pod.py")
+        (pid,) = launcher.find("hosts.pod")
         os.kill(pid, signal.SIGTERM)  # as Kubernetes does: to the container's process 1
         result = launcher.wait()
     assert result.returncode == 143, result.describe()
@@ -145,7 +145,7 @@ def test_bad_input_is_not_started_again(pods, tmp_path):
         again = launcher.wait()
     assert (again.returncode, again.stdout) == (2, ""), again.describe()
     said = "bad input, not started again; mend it and make the MPIJob anew"
-    assert again.stderr == f"mpi_pod: {said}: {last}\n" and pods.steps() == [1, 2]
+    assert again.stderr == f"launch: {said}: {last}\n" and pods.steps() == [1, 2]
     assert len(list(pods.temporary.glob("ssh-*"))) == 2, (
         "the launchers' keys are removed, not the killed workers'"
     )
@@ -155,7 +155,7 @@ def test_a_launcher_names_workers_that_do_not_come(pods):
     with pods.worker(0), pods.launcher("[]", patience=1) as launcher:
         result = launcher.wait()
     assert result.returncode == 1
-    said = "mpi_pod: no ssh server at port 2222 after 1 s: 10.77.0.3 (Connection refused)\n"
+    said = "launch: no ssh server at port 2222 after 1 s: 10.77.0.3 (Connection refused)\n"
     assert result.stderr == said, result.describe()
 
 
@@ -202,14 +202,14 @@ def test_keys_are_copied_for_this_user_alone(tmp_path):
 def test_missing_keys_are_bad_input(tmp_path, name):
     make_keys(tmp_path)
     (tmp_path / name).unlink()
-    words = [sys.executable, ROOT / "hosts" / "mpi_pod.py", "worker", "--keys", tmp_path]
+    words = [sys.executable, "-m", "hosts.pod", "hvd", "worker", "--keys", tmp_path]
     result = run_command(words)
     assert result.returncode == 2 and f"{name}: No such file" in result.stderr, result.describe()
     assert result.stderr.count("\n") == 1
 
 
 def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path):
-    words = [sys.executable, ROOT / "hosts" / "mpi_pod.py", "launcher", "--keys", tmp_path, "--"]
+    words = [sys.executable, "-m", "hosts.pod", "hvd", "launcher", "--keys", tmp_path, "--"]
     result = run_command([*words, sys.executable], env={"OMPI_MCA_orte_default_hostfile": None})
     assert result.returncode == 2 and "OMPI_MCA_orte_default_hostfile is not set" in result.stderr
 
