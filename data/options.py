@@ -24,6 +24,7 @@ from base.errors import InputError
 
 MAX_POSITIONS = 512  # rows of BERT's position embedding
 MIN_SEQ_LENGTH = 5  # [CLS] a [SEP] b [SEP]
+MASKED_LM_PROB = 0.15  # the share of masked tokens that held-out text is judged with
 TEXT_FORMATS = ("auto", "lines", "books", "wikiextractor", "wikitext")
 Add = Callable[..., Any]  # `add_argument` of a parser or a group
 
@@ -172,7 +173,7 @@ class MaskingConfig:
 
     max_seq_length: int | None = None
     short_seq_prob: float = 0.1
-    masked_lm_prob: float = 0.15
+    masked_lm_prob: float = MASKED_LM_PROB
     max_predictions_per_seq: int | None = None
     whole_word_mask: bool = False
     static_masks: bool = False

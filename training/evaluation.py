@@ -1,4 +1,5 @@
-"""Evaluation: a task's figures over a set of sequences, divided over the ranks."""
+"""Evaluation: a task's figures over a set of sequences, divided over the ranks, and how much of the loss is
+due to their context."""
 
 from __future__ import annotations
 
@@ -10,37 +11,99 @@ import numpy as np
 
 from comm.base import Communicator
 from tasks.base import Collector, Task
-from training.metrics import Totals, figures
+from training.metrics import Totals, figures, finite_or_none
+from training.spread import mean_and_error, moments_of
+
+PARTS = 32  # of an evaluation, for comparing it with another
+
+
+class Paired:
+    """Judged losses of an evaluation, batch by batch, to be compared with others of the same predictions:
+    those of their controls, and those of another evaluation. Both have the same easy and hard places, so that
+    the error of their difference is less than that of either.
+
+    Args:
+        rank, size: of those whose batches differ: batch i of a rank is number rank + i * size of all.
+    """
+
+    def __init__(self, task: Task, rank: int, size: int):
+        self._task, self._rank, self._size = task, rank, size
+        self._judged = task.sums.index(task.judged[0])
+        self._counted = task.denominators.index(task.judged[1])
+        self._own: list[mx.nd.NDArray] = []
+        self._controls: list[mx.nd.NDArray] = []
+        self._counts: list[float] = []
+
+    def add(self, batch: Any, sums: mx.nd.NDArray) -> None:
+        """Adds a batch that has a control."""
+        self._own.append(sums.copy())  # the network may use the memory of its outputs again
+        self._counts.append(self._task.count([batch])[self._counted])
+
+    def add_control(self, sums: mx.nd.NDArray) -> None:
+        """Adds the control of the batch added last."""
+        self._controls.append(sums.copy())
+
+    def over_ranks(self, communicator: Communicator) -> dict[str, Any]:
+        """Figures over all ranks; every rank calls it. Waits for the device. Empty where nothing was added.
+
+        context_gain: how much higher the mean loss is without the predictions' own context, in nats;
+        context_gain_se: its standard error; parts: the sums of losses ("loss") and of their denominators
+        ("count") over every PARTS-th batch, the same batches for any number of ranks.
+        """
+        own, controls = (self._losses(each) for each in (self._own, self._controls))
+        counts = np.array(self._counts, dtype="float64")
+        part = (self._rank + self._size * np.arange(len(own))) % PARTS
+        parts = [np.bincount(part, each, PARTS) for each in (own, counts)]
+        found = np.concatenate([moments_of(controls - own, counts), *parts])
+        exchanged = mx.nd.array(found, ctx=mx.cpu(), dtype="float64")
+        communicator.average([exchanged])
+        found = exchanged.asnumpy() * communicator.size
+        communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
+        moments, loss, count = np.split(found, [len(found) - 2 * PARTS, len(found) - PARTS])
+        gain, error = mean_and_error(moments)
+        if gain is None:
+            return {}
+        listed = [[finite_or_none(round(x, 4)) for x in each.tolist()] for each in (loss, count)]
+        named = dict(zip(("loss", "count"), listed))
+        return {"context_gain": gain, "context_gain_se": error, "parts": named}
+
+    def _losses(self, sums: Sequence[mx.nd.NDArray]) -> np.ndarray:
+        return np.array([each.asnumpy()[self._judged] for each in sums], dtype="float64")
 
 
 def evaluate(
     task: Task,
     network: Any,
-    batches: Iterable[Any],
+    batches: Iterable[tuple[Any, Any]],
     communicator: Communicator,
     device: mx.Context,
     collector: Collector | None = None,
 ) -> dict[str, Any]:
     """Means over the whole set, whatever share of it this rank has (also none). Every rank calls it.
 
+    `batches`: each with its control, or None (training.feed.EvaluationFeed).
+
     Returns:
-        the task's figures, the standard error of its judged loss (from the spread over batches), the scores
-        of `collector` (on rank 0), sequences, and s (seconds), all behind "eval_".
+        the task's figures, the standard error of its judged loss (from the spread over batches), those of
+        `Paired`, the scores of `collector` (on rank 0), sequences, and s (seconds), all behind "eval_".
 
     Raises:
         TrainingError: as `Collector.scores`.
     """
     begun = time.monotonic()
-    totals = Totals(task, device)
+    totals, paired = Totals(task, device), Paired(task, communicator.rank, communicator.size)
     network.pack_weights()
     unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators)
-    for batch in batches:
+    for batch, control in batches:
         _, sums, *outputs = network(*task.inputs(batch, device), *unscaled)  # outside record: no dropout
         totals.add([batch], sums)
         if collector is not None:
             collector.add(batch, [output.asnumpy() for output in outputs])
+        if control is not None:
+            paired.add(batch, sums)
+            paired.add_control(network(*task.inputs(control, device), *unscaled)[1])
     gathered = totals.over_ranks(communicator)
-    named: dict[str, Any] = dict(figures(task, gathered))
+    named: dict[str, Any] = {**figures(task, gathered), **paired.over_ranks(communicator)}
     if collector is not None:
         whole = summed(collector.arrays(), communicator)
         if communicator.rank == 0:

@@ -79,8 +79,10 @@ class Pretraining:
         }
 
     def line(self, figures: Figures, prefix: str = "") -> str:
-        """Both losses and both accuracies."""
-        return "  ".join(
+        """Both losses and both accuracies, and of an evaluation, what context brings."""
+        gain, error = figures.get(f"{prefix}context_gain"), figures.get(f"{prefix}context_gain_se")
+        shown = "" if gain is None or error is None else f"  context gain {gain:.2f} ± {error:.2f} nats"
+        line = "  ".join(
             f"{name} {_shown(figures[prefix + name], form)}"
             for name, form in (
                 ("mlm_loss", ".3f"),
@@ -89,6 +91,7 @@ class Pretraining:
                 ("nsp_acc", ".1%"),
             )
         )
+        return line + shown
 
     def short_line(self, figures: Figures) -> str:
         """The masked-LM loss."""
@@ -120,11 +123,12 @@ class Pretraining:
                 f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%};"
                 f" NSP accuracy {last['eval_nsp_acc']:.1%}"
             )
-        if evaluations and floors.held_out is not None:
+        if evaluations:
             last = evaluations[-1]
             loss = Loss(last["eval_mlm_loss"], last.get("eval_mlm_loss_se"), HELD_OUT, floors.held_out)
-            lines += judgement("The held-out MLM loss", loss)
-        elif training and floors.training is not None:
+            gain = Gain(last.get("eval_context_gain"), last.get("eval_context_gain_se"))
+            lines += judgement("The held-out MLM loss", loss, floors.transferred, gain)
+        elif training:
             last = training[-1]
             loss = Loss(last["mlm_loss"], last.get("mlm_loss_se"), TRAINING, floors.training)
             lines += judgement("The MLM loss of the last log interval", loss)
@@ -132,27 +136,61 @@ class Pretraining:
 
 
 class Loss(NamedTuple):
-    """A loss, its standard error (None: too few samples), and the text it is of with that text's floor."""
+    """A loss, its standard error (None: too few samples), and the text it is of with that text's floor (None:
+    it is not known)."""
 
     value: float
     error: float | None
     text: str
-    floor: float
+    floor: float | None
 
 
-def judgement(name: str, loss: Loss) -> list[str]:
-    """Two sentences on whether the loss, called `name`, is so low that the model must use context."""
-    below = loss.floor - loss.value
-    if loss.error is None:
-        margin, shown = "too few samples for a margin of error", False
-    else:
-        margin, shown = f"two standard errors: {2 * loss.error:.3f}", below > 2 * loss.error
-    return [
-        f"A model that sees only the masked places has an MLM loss of at least {loss.floor:.3f} nats on the"
-        f" {loss.text}.",
-        f"{name}, {loss.value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} this ({margin}): "
-        + ("the model uses context." if shown else "use of context is not shown."),
-    ]
+class Gain(NamedTuple):
+    """How much less a loss is with the predictions' own context, and its standard error; None: not known."""
+
+    value: float | None = None
+    error: float | None = None
+
+
+UNKNOWN_GAIN = Gain()
+
+
+def judgement(
+    name: str, loss: Loss, transferred: float | None = None, gain: Gain = UNKNOWN_GAIN
+) -> list[str]:
+    """Sentences on whether the loss, called `name`, is due to context: by its gain where that is known, else
+    by what a model without context can reach.
+
+    `transferred`: the loss of such a model that knows the training text's frequencies alone.
+    """
+    lines = []
+    if loss.floor is not None:
+        below = loss.floor - loss.value
+        margin = "too few samples for a margin of error" if loss.error is None else _margin(loss.error)
+        knowing = "" if transferred is None else f", of {transferred:.3f} by the training text's frequencies"
+        verdict = "" if gain.value is not None else _verdict(below, loss.error)
+        lines = [
+            f"A model that sees only the masked places has an MLM loss of at least {loss.floor:.3f} nats on"
+            f" the {loss.text}{knowing}.",
+            f"{name}, {loss.value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} the least"
+            f" ({margin}){verdict}.",
+        ]
+    if gain.value is not None:
+        margin = "too few batches for a margin of error" if gain.error is None else _margin(gain.error)
+        lines.append(
+            f"With the context of other sequences the same predictions cost {loss.value + gain.value:.3f}:"
+            f" context gain {gain.value:.3f} nats ({margin}){_verdict(gain.value, gain.error)}."
+        )
+    return lines
+
+
+def _margin(error: float) -> str:
+    return f"two standard errors: {2 * error:.3f}"
+
+
+def _verdict(gain: float, error: float | None) -> str:
+    shown = error is not None and gain > 2 * error
+    return ": the model uses context" if shown else ": use of context is not shown"
 
 
 def _progress(training: Sequence[Figures]) -> str:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from data.options import BatchingConfig
-from data.pretraining.batches import PretrainingBatches, evaluation_batches
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.evaluation import evaluation_batches
 from data.pretraining.sources import Batch, InstanceSource, padded_batch
 from data.sharing import Share
 from data.store.instances import InstanceStore, build_instances
