@@ -1,4 +1,4 @@
-"""Standard errors of mean losses, and of their differences on the same samples, from the spread over samples."""
+"""Standard errors of mean losses from the spread over samples, and of differences on the same samples."""
 
 from __future__ import annotations
 

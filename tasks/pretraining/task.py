@@ -19,6 +19,7 @@ from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import SUMS, PretrainingLoss
 from tasks.pretraining.stages import FusedStage, PlainStage
 
+LEAST_GAIN = 0.005  # nats; of many sequences any less would be significant, and mean nothing
 TRAINING, HELD_OUT = "training text", "held-out text"
 
 
@@ -123,10 +124,10 @@ class Pretraining:
                 f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%};"
                 f" NSP accuracy {last['eval_nsp_acc']:.1%}"
             )
-        if evaluations:
-            last = evaluations[-1]
+        last = evaluations[-1] if evaluations else {}
+        gain = Gain(last.get("eval_context_gain"), last.get("eval_context_gain_se"))
+        if last and (floors.held_out is not None or gain.value is not None):
             loss = Loss(last["eval_mlm_loss"], last.get("eval_mlm_loss_se"), HELD_OUT, floors.held_out)
-            gain = Gain(last.get("eval_context_gain"), last.get("eval_context_gain_se"))
             lines += judgement("The held-out MLM loss", loss, floors.transferred, gain)
         elif training:
             last = training[-1]
@@ -189,7 +190,7 @@ def _margin(error: float) -> str:
 
 
 def _verdict(gain: float, error: float | None) -> str:
-    shown = error is not None and gain > 2 * error
+    shown = error is not None and gain > max(2 * error, LEAST_GAIN)
     return ": the model uses context" if shown else ": use of context is not shown"
 
 

@@ -188,6 +188,6 @@ def test_each_step_and_evaluation_sees_the_weights_as_they_are() -> None:
         np.testing.assert_allclose(result.sums.asnumpy(), losses(own, batch)[1], rtol=1e-5)
         for name, parameter in trainable(fused.bert).items():
             parameter.set_data(mx.nd.array(after[name]))
-    found = evaluate(TASK, fused, [batch], LocalCommunicator(), mx.cpu())
-    expected = evaluate(TASK, own, [batch], LocalCommunicator(), mx.cpu())
+    found = evaluate(TASK, fused, [(batch, None)], LocalCommunicator(), mx.cpu())
+    expected = evaluate(TASK, own, [(batch, None)], LocalCommunicator(), mx.cpu())
     assert found["eval_mlm_loss"] == pytest.approx(expected["eval_mlm_loss"], rel=1e-5)

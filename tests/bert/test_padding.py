@@ -112,7 +112,7 @@ def test_steps_and_evaluations_are_those_with_padding() -> None:
     for network in both():
         step, _ = make_step(network, accumulate=3)
         norms = [step(number, batches, lr=0.1).grad_norm for number in (1, 2)]
-        metrics = evaluate(TASK, network, batches, LocalCommunicator(), mx.cpu())
+        metrics = evaluate(TASK, network, [(each, None) for each in batches], LocalCommunicator(), mx.cpu())
         found.append((norms, metrics["eval_mlm_loss"], metrics["eval_nsp_loss"], weights(network)))
     (norms, *numbers, kept), (other_norms, *other_numbers, removed) = found
     np.testing.assert_allclose(other_norms, norms, rtol=1e-4)
