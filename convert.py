@@ -21,6 +21,7 @@ import numpy as np
 from base.command_line import OptionParser, path_name
 from base.errors import InputError
 from base.files import is_temporary, replacing_folder
+from base.options import add_options, flag, option, options_in, taken
 from base.progress import Printed
 from bert.configuration import BertConfig
 from bert.weights.exporting import FILES, FORMATS, converted, export, warnings_of
@@ -47,27 +48,27 @@ class ConvertConfig:
 
     input: str
     output: str
-    to: str | None
-    overwrite: bool
-    dtype: str | None
     described: PretrainedConfig
-    encoder_only: bool
-    json: bool
+    to: str | None = option(
+        "the format of OUTPUT (default: huggingface for weights of GluonNLP, gluonnlp for others)",
+        choices=FORMATS,
+    )
+    overwrite: bool = flag("replace OUTPUT, a folder that convert.py has made, whole")
+    encoder_only: bool = flag(
+        "leave out both heads, which Hugging Face's BertModel would report as unexpected"
+    )
+    dtype: str | None = option(
+        "convert the numbers (default: as they are)", choices=("float16", "float32", "float64")
+    )
+    json: bool = flag("print the summary as one line of JSON")
 
 
 def parse(arguments: Sequence[str] | None) -> ConvertConfig:
     """The command line. Raises InputError, also for a configuration file that cannot be used."""
     options = _parser().parse_args(arguments)
-    return ConvertConfig(
-        input=options.input.rstrip(os.sep) or options.input,
-        output=options.output.rstrip(os.sep) or options.output,
-        to=options.to,
-        overwrite=options.overwrite,
-        dtype=options.dtype,
-        described=pretrained_config(options),
-        encoder_only=options.encoder_only,
-        json=options.json,
-    )
+    input, output = (path.rstrip(os.sep) or path for path in (options.input, options.output))
+    described = pretrained_config(options)
+    return taken(ConvertConfig, options, input=input, output=output, described=described)
 
 
 def convert(config: ConvertConfig) -> dict[str, Any]:
@@ -193,24 +194,10 @@ def _parser() -> OptionParser:
         help="weights: a file, a folder, FOLDER:STEP, or a TensorFlow prefix",
     )
     add("output", type=path_name, metavar="OUTPUT", help="the folder to make")
-    add(
-        "--to",
-        choices=FORMATS,
-        help="the format of OUTPUT (default: huggingface for weights of GluonNLP, gluonnlp for others)",
-    )
-    add("--overwrite", action="store_true", help="replace OUTPUT, a folder that convert.py has made, whole")
+    table = options_in(ConvertConfig)
+    add_options(add, table, "to overwrite")
     add_pretrained_options(add)
-    add(
-        "--encoder_only",
-        action="store_true",
-        help="leave out both heads, which Hugging Face's BertModel would report as unexpected",
-    )
-    add(
-        "--dtype",
-        choices=("float16", "float32", "float64"),
-        help="convert the numbers (default: as they are)",
-    )
-    add("--json", action="store_true", help="print the summary as one line of JSON")
+    add_options(add, table, "encoder_only dtype json")
     return parser
 
 

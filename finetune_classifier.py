@@ -19,17 +19,19 @@ import argparse
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from functools import partial
+from typing import Mapping, Sequence
 
 from base.command_line import path_name
 from base.errors import InputError
-from comm.backends import choose_backend, open_communicator
-from comm.options import CommunicationConfig, communication_config
+from base.options import flag, option, taken
+from comm.backends import open_communicator
 from data.classification.examples import Examples, check_files_differ
 from data.classification.features import featurize
 from data.classification.glue import GlueFolder, find_task
 from data.classification.metrics import own_metrics
-from data.classification.own import Columns, OwnFiles, parse_columns, read_own
+from data.classification.own import OwnFiles, parse_columns, read_own
+from data.tokenizing.tokenizer import TokenizerSettings
 from tasks.base import Task
 from tasks.classification.examples import (
     HEADLINE,
@@ -40,39 +42,59 @@ from tasks.classification.examples import (
     joined,
 )
 from training.entry import exit_code
-from training.finetuning.beginning import Found, TaskParameters, find_beginning, take_initial
-from training.finetuning.inputs import FinetuningInputs
-from training.finetuning.options import (
-    Defaults,
-    beginning_config,
-    finetuning_config,
-    make_parser,
-    parse,
-)
-from training.finetuning.several import Prepared, fine_tune
-from training.run_inputs import About, Part
-from training.start.decision import check_start
-from training.start.initial import Wanted
+from training.finetuning.beginning import Found, TaskParameters
+from training.finetuning.inputs import Read, TaskFiles
+from training.finetuning.options import Script
+from training.finetuning.several import fine_tune
 
-DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=32, max_seq_length=128)
 FILES = ("task_name", "data_dir", "language", "train_file", "dev_file", "test_file")
-DATA_OPTIONS = (*FILES, "max_seq_length", "batch_size", "accumulate")
 
 
 @dataclass(frozen=True)
 class TextsConfig:
     """Files of GLUE or one's own, and what is done with them."""
 
-    task_name: str | None
-    data_dir: str | None
-    language: str
-    own: OwnFiles
-    columns: Columns
-    labels: tuple[str, ...]
-    regression: bool
-    predict_test: bool
-    max_length: int
-    trains: bool
+    max_seq_length: int
+    only_predict: bool
+    task_name: str | None = option(
+        "CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or XNLI", metavar="TASK"
+    )
+    data_dir: str | None = option(
+        "with the task's official TSV files, or a folder TASK with them", path_name, "FOLDER"
+    )
+    language: str = option("of XNLI", default="en")
+    train_file: str | None = option(
+        "own examples: .tsv, .csv or .jsonl, one or two texts and a label", path_name, "FILE"
+    )
+    dev_file: str | None = option("own examples to evaluate on", path_name, "FILE")
+    test_file: str | None = option("own examples to predict; labels are not needed", path_name, "FILE")
+    text_columns: str | None = option(
+        "names or positions of the texts (default: the usual names)", metavar="A,B"
+    )
+    label_column: str | None = option(
+        "name or position of the label (default: the usual names)", metavar="NAME"
+    )
+    labels: str | None = option(
+        "the classes in their order (default: those of --train_file)", metavar="A,B,..."
+    )
+    regression: bool = flag("labels of own files are numbers to predict")
+    predict_test: bool = flag("predict the task's test files, for a submission")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises InputError for files that exclude each other, or are none."""
+    parse_columns(options.text_columns, options.label_column)
+    own = options.train_file or options.dev_file or options.test_file
+    if options.task_name:
+        if not options.data_dir:
+            raise InputError("--task_name needs --data_dir, the folder with its files; nothing is downloaded")
+        if own or options.labels or options.regression:
+            raise InputError("--task_name brings files and labels; leave out those of own files")
+        return
+    if not options.train_file:
+        raise InputError("nothing to do: give --task_name and --data_dir, or --train_file")
+    if options.data_dir or options.predict_test:
+        raise InputError("--data_dir and --predict_test are for --task_name; name own files one by one")
 
 
 @dataclass(frozen=True)
@@ -85,109 +107,6 @@ class Texts:
     evaluated: Mapping[str, Examples]
     tests: Sequence[str]
     name: str | None
-
-
-def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options of a command line, checked against each other. Raises InputError."""
-    parser = make_parser(__doc__ or "", DEFAULTS)
-    _add_files(parser.add_argument_group("texts").add_argument)
-    return parse(parser, argv)
-
-
-def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, CommunicationConfig]:
-    """The run of a command line: everything is read and checked, MXNet is not imported.
-
-    Returns:
-        the run's settings and inputs, what is predicted, the backend, and the exchange between processes.
-
-    Raises:
-        InputError: bad options, files or weights.
-    """
-    options = options_of(argv)
-    backend = choose_backend(options.backend, os.environ)
-    config = TextsConfig(
-        options.task_name,
-        options.data_dir,
-        options.language,
-        OwnFiles(options.train_file or "", options.dev_file or "", options.test_file or ""),
-        parse_columns(options.text_columns, options.label_column),
-        tuple(options.labels.split(",")) if options.labels else (),
-        options.regression,
-        options.predict_test,
-        options.max_seq_length,
-        trains=not options.only_predict,
-    )
-    _check_files(config)
-    found = find_beginning(beginning_config(options))
-    if found.bert.positions < config.max_length:
-        raise InputError(
-            f"--max_seq_length {config.max_length}: the model has {found.bert.positions} positions"
-        )
-    run = finetuning_config(options, found)
-    texts = read_glue(config) if config.task_name else read_own_files(config)
-    if options.only_predict and not texts.evaluated:
-        raise InputError("--only_predict needs something to evaluate: give --dev_file or --test_file")
-    head = (max(1, len(texts.labelling.labels)), found.bert.units)
-    parameters = TaskParameters(True, {"label_classifier.weight": head, "label_classifier.bias": head[:1]})
-    wanted = Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary)
-    start = check_start(run, wanted, lambda: take_initial(found, parameters))
-    training, evaluation, messages = features(texts, config, found, run.checkpoint.ckpt_dir)
-    inputs = FinetuningInputs(
-        training,
-        evaluation,
-        found.tokenizer.vocabulary,
-        found.vocab_size,
-        config.max_length,
-        options.epochs,
-        start,
-        messages,
-        DATA_OPTIONS,
-        FILES if evaluation else (),
-        About(
-            texts.name,
-            None if options.num_steps or options.only_predict else options.epochs,
-            HEADLINE,
-            is_result=True,
-        ),
-    )
-    return Part(run, inputs), texts.labelling, backend, communication_config(options)
-
-
-def _add_files(add: Callable[..., Any]) -> None:
-    add("--task_name", metavar="TASK", help="CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or XNLI")
-    add(
-        "--data_dir",
-        type=path_name,
-        metavar="FOLDER",
-        help="with the task's official TSV files, or a folder TASK with them",
-    )
-    add("--language", default="en", help="of XNLI (default: en)")
-    add(
-        "--train_file",
-        type=path_name,
-        metavar="FILE",
-        help="own examples: .tsv, .csv or .jsonl, one or two texts and a label",
-    )
-    add("--dev_file", type=path_name, metavar="FILE", help="own examples to evaluate on")
-    add("--test_file", type=path_name, metavar="FILE", help="own examples to predict; labels are not needed")
-    add("--text_columns", metavar="A,B", help="names or positions of the texts (default: the usual names)")
-    add("--label_column", metavar="NAME", help="name or position of the label (default: the usual names)")
-    add("--labels", metavar="A,B,...", help="the classes in their order (default: those of --train_file)")
-    add("--regression", action="store_true", help="labels of own files are numbers to predict")
-    add("--predict_test", action="store_true", help="predict the task's test files, for a submission")
-
-
-def _check_files(config: TextsConfig) -> None:
-    if config.task_name:
-        if not config.data_dir:
-            raise InputError("--task_name needs --data_dir, the folder with its files; nothing is downloaded")
-        if any(config.own) or config.labels or config.regression:
-            raise InputError("--task_name brings files and labels; leave out those of own files")
-        return
-    if not config.own.train:
-        raise InputError("nothing to do: give --task_name and --data_dir, or --train_file")
-    if config.data_dir or config.predict_test:
-        raise InputError("--data_dir and --predict_test are for --task_name; name own files one by one")
 
 
 def read_glue(config: TextsConfig) -> Texts:
@@ -203,27 +122,53 @@ def read_glue(config: TextsConfig) -> Texts:
 
 def read_own_files(config: TextsConfig) -> Texts:
     """The examples of own files. Raises InputError for bad files."""
-    data = read_own(config.own, config.columns, config.labels, config.regression)
+    files = OwnFiles(config.train_file or "", config.dev_file or "", config.test_file or "")
+    columns = parse_columns(config.text_columns, config.label_column)
+    labels = tuple(config.labels.split(",")) if config.labels else ()
+    data = read_own(files, columns, labels, config.regression)
     sets = {"dev": data.dev, "test": data.test}
     labelling = Labelling(data.labels, own_metrics(len(data.labels)))
     evaluated = {name: examples for name, examples in sets.items() if examples is not None}
     return Texts(labelling, data.train, evaluated, ("test",) if data.test else (), None)
 
 
-def features(
-    texts: Texts, config: TextsConfig, found: Found, folder: str
-) -> tuple[TrainingTexts | None, EvaluationTexts | None, tuple[str, ...]]:
-    """Tokenizes the examples; and messages about lines left out and texts cut. Predictions are written
-    into `folder`."""
-    cores, training, evaluation = os.cpu_count() or 1, None, None
+def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
+    """The examples of the files that the options name. Raises InputError."""
+    config = taken(TextsConfig, options)
+    texts = read_glue(config) if config.task_name else read_own_files(config)
+    if config.only_predict and not texts.evaluated:
+        raise InputError("--only_predict needs something to evaluate: give --dev_file or --test_file")
+    labelling = texts.labelling
+    head = (max(1, len(labelling.labels)), found.bert.units)
+
+    def task() -> Task:
+        from tasks.classification.task import Classification
+
+        return Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
+
+    return TaskFiles(
+        name=texts.name,
+        main_score=HEADLINE,
+        parameters=TaskParameters(True, {"label_classifier.weight": head, "label_classifier.bias": head[:1]}),
+        data_options=(*FILES, "max_seq_length", "batch_size", "accumulate"),
+        evaluation_options=FILES,
+        read=partial(read, texts, config, found.tokenizer),
+        task=task,
+    )
+
+
+def read(texts: Texts, config: TextsConfig, tokenizer: TokenizerSettings, folder: str) -> Read:
+    """Tokenizes the examples, with messages about lines left out and texts cut."""
+    cores, length = os.cpu_count() or 1, config.max_seq_length
+    training = evaluation = None
     messages = [each for examples in (texts.train, *texts.evaluated.values()) for each in examples.skipped]
-    if config.trains:
-        made = featurize(texts.train, found.tokenizer, config.max_length, cores, "--max_seq_length")
+    if not config.only_predict:
+        made = featurize(texts.train, tokenizer, length, cores, "--max_seq_length")
         training = TrainingTexts(made)
         if made.truncated:
             messages.append(
-                f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to "
-                f"{config.max_length} tokens (--max_seq_length, --max_len)"
+                f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to {length} "
+                "tokens (--max_seq_length, --max_len)"
             )
     if texts.evaluated:
         first = next(iter(texts.evaluated))
@@ -237,11 +182,9 @@ def features(
             )
             for name, examples in texts.evaluated.items()
         )
-        made = featurize(
-            joined(texts.evaluated), found.tokenizer, config.max_length, cores, "--max_seq_length"
-        )
+        made = featurize(joined(texts.evaluated), tokenizer, length, cores, "--max_seq_length")
         evaluation = EvaluationTexts(made, sets, texts.labelling, folder)
-    return training, evaluation, tuple(messages)
+    return Read(training, evaluation, tuple(messages))
 
 
 def _file_of_dev(name: str) -> str:
@@ -249,21 +192,8 @@ def _file_of_dev(name: str) -> str:
     return "dev_predictions" if name == "dev" else f"dev_{name}_predictions"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code. Raises InputError."""
-    return fine_tune(argv, _prepared, open_communicator)
-
-
-def _prepared(argv: Sequence[str]) -> Prepared:
-    part, labelling, backend, communication = prepare(argv)
-
-    def task() -> Task:
-        from tasks.classification.task import Classification
-
-        return Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
-
-    return Prepared(part, task, backend, communication)
-
+SCRIPT = Script(__doc__, "texts", TextsConfig, {"max_seq_length": 128}, check, open_files)
+main = partial(fine_tune, SCRIPT, open_communicator)
 
 if __name__ == "__main__":
     sys.exit(exit_code(main, leaves=True))

@@ -31,6 +31,7 @@ from base.command_line import (
     split_at_dashes,
 )
 from base.errors import InputError
+from base.options import add_options, flag, option, options_in
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
@@ -58,6 +59,8 @@ LAUNCHERS = {
 }
 PAIRS = ("tokens_per_gpu", "accumulate", *CHECKED, "batch_size", "max_seq_length")  # options that may be A,B
 
+_counts = pair_of(positive_int)
+
 
 @dataclass(frozen=True)
 class Options(PlanOptions):
@@ -66,20 +69,33 @@ class Options(PlanOptions):
     For the meanings see --help.
     """
 
-    json: bool = False
-    launch: str | None = None
-    check: bool = False
-    hostfile: str | None = None
-    sockets: int | None = None
-    interface: str | None = None
-    network: str | None = None
-    num_steps: PerStage[int] | None = None
-    lr: PerStage[float] | None = None
-    warmup_ratio: PerStage[float] | None = None
-    max_predictions_per_seq: PerStage[int] | None = None
-    batch_size: PerStage[int] | None = None
-    use_avg_len: bool = False
-    max_seq_length: PerStage[int] | None = None
+    json: bool = flag("the plan, or the result of --check, as JSON")
+    launch: str | None = option(
+        "the command that starts the run; options after a bare -- are the training script's own",
+        choices=sorted(LAUNCHERS),
+    )
+    check: bool = flag("compare a run's options with the paper's; exit code 1 if any differs")
+    hostfile: str | None = option("Open MPI host file, a line a host: name slots=8", path_name, "FILE")
+    sockets: int | None = option(
+        "for hvd: CPU sockets of a host (default 2 from 8 slots on, else 1)", positive_int, "N"
+    )
+    interface: str | None = option(
+        "network interface between the hosts (default: any but loopback and Docker's)", metavar="NAME"
+    )
+    network: str | None = option(RULE, metavar="KIND")
+    num_steps: PerStage[int] | None = option("steps", _counts, "N[,N]")
+    lr: PerStage[float] | None = option("peak learning rate", pair_of(positive), "LR[,LR]")
+    warmup_ratio: PerStage[float] | None = option("share of the steps", pair_of(probability), "R[,R]")
+    max_predictions_per_seq: PerStage[int] | None = option("masked positions", _counts, "N[,N]")
+    batch_size: PerStage[int] | None = option(
+        "sequences a GPU, or with --use_avg_len tokens (then: --tokens_per_gpu)", _counts, "N[,N]"
+    )
+    use_avg_len: bool = flag("--batch_size counts tokens")
+    max_seq_length: PerStage[int] | None = option(
+        "without --stage, at most 128 is stage 1, longer is stage 2 (default 128; stage 2: 512)",
+        _counts,
+        "L[,L]",
+    )
     passed_on: tuple[str, ...] = ()
 
 
@@ -171,44 +187,21 @@ def _parser() -> argparse.ArgumentParser:
         "--estimate of the training scripts shows whether a batch fits into memory.",
     )
 
-    def count(group: Any, flag: str, text: str, metavar: str = "N") -> None:
-        kind = pair_of(positive_int) if flag[2:] in PAIRS else positive_int
-        group.add_argument(flag, type=kind, metavar=metavar, help=text)
-
     group = parser.add_argument_group("the cluster")
-    count(group, "--num_gpus", "GPUs, or processes without one; --launch counts the slots of --hostfile")
+    text = "GPUs, or processes without one; --launch counts the slots of --hostfile"
+    group.add_argument("--num_gpus", type=positive_int, metavar="N", help=text)
     target = parser.add_argument_group("the other way round, from the batch to the accumulation")
     add_plan_options(group, target, parser.add_argument_group("the recipe"))
 
+    table = options_in(Options)
     group = parser.add_argument_group("what to print instead of the table")
-    group.add_argument("--json", action="store_true", help="the plan, or the result of --check, as JSON")
-    one_of = group.add_mutually_exclusive_group()
-    text = "the command that starts the run; options after a bare -- are the training script's own"
-    one_of.add_argument("--launch", choices=sorted(LAUNCHERS), help=text)
-    text = "compare a run's options with the paper's; exit code 1 if any differs"
-    one_of.add_argument("--check", action="store_true", help=text)
-
+    add_options(group.add_argument, table, "json")
+    add_options(group.add_mutually_exclusive_group().add_argument, table, "launch check")
     group = parser.add_argument_group("for --launch")
-    group.add_argument(
-        "--hostfile", type=path_name, metavar="FILE", help="Open MPI host file, a line a host: name slots=8"
-    )
-    count(group, "--sockets", "for hvd: CPU sockets of a host (default 2 from 8 slots on, else 1)")
-    text = "network interface between the hosts (default: any but loopback and Docker's)"
-    group.add_argument("--interface", metavar="NAME", help=text)
-    group.add_argument("--network", metavar="KIND", help=RULE)
-
+    add_options(group.add_argument, table, "hostfile sockets interface network")
     group = parser.add_argument_group("for --check: options of the training scripts")
-    count(group, "--num_steps", "steps", "N[,N]")
-    group.add_argument("--lr", type=pair_of(positive), metavar="LR[,LR]", help="peak learning rate")
-    group.add_argument(
-        "--warmup_ratio", type=pair_of(probability), metavar="R[,R]", help="share of the steps"
-    )
-    count(group, "--max_predictions_per_seq", "masked positions", "N[,N]")
-    text = "sequences a GPU, or with --use_avg_len tokens (then: --tokens_per_gpu)"
-    count(group, "--batch_size", text, "N[,N]")
-    group.add_argument("--use_avg_len", action="store_true", help="--batch_size counts tokens")
-    text = "without --stage, at most 128 is stage 1, longer is stage 2 (default 128; stage 2: 512)"
-    count(group, "--max_seq_length", text, "L[,L]")
+    names = "num_steps lr warmup_ratio max_predictions_per_seq batch_size use_avg_len max_seq_length"
+    add_options(group.add_argument, table, names)
     return parser
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from base.command_line import OptionParser, path_name, positive_int, whole
 from base.errors import InputError
+from base.options import add_options, flag, option, options_in, taken
 from base.threads import set_threads
 from bert.configuration import KEEP, PADDING
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
@@ -45,14 +46,25 @@ class PredictConfig:
 
     weights: str
     inputs: tuple[Input, ...]
-    top_k: int
-    batch_size: int
-    truncate: bool
-    json: bool
-    operators: str
-    padding: str
-    sentencepiece: str | None
     described: PretrainedConfig
+    json: bool = flag("one JSON object a line")
+    top_k: int = option("tokens shown for each [MASK]", positive_int, default=5)
+    truncate: bool = flag("shorten inputs that the model has too few positions for")
+    batch_size: int = option(
+        "inputs computed together", whole(1, 4096, "beyond which nothing gets faster"), default=32
+    )
+    operators: str = option(
+        "as the training scripts have it (default: fused where they can be used)",
+        choices=["auto", "fused", "mxnet"],
+        default="auto",
+    )
+    padding: str = option(
+        "remove: nothing is computed behind the end of short inputs, on the fused operators; for inputs of "
+        "very different lengths",
+        choices=PADDING,
+        default=KEEP,
+    )
+    sentencepiece: str | None = option("the SentencePiece .model file that they were trained with", path_name)
 
 
 class Input(NamedTuple):
@@ -85,18 +97,7 @@ def parse(arguments: Sequence[str] | None) -> PredictConfig:
         inputs = list(_read(options.file))
     if options.vocab and options.sentencepiece:
         raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
-    return PredictConfig(
-        weights=options.weights,
-        inputs=tuple(inputs),
-        top_k=options.top_k,
-        batch_size=options.batch_size,
-        truncate=options.truncate,
-        json=options.json,
-        operators=options.operators,
-        padding=options.padding,
-        sentencepiece=options.sentencepiece,
-        described=pretrained_config(options),
-    )
+    return taken(PredictConfig, options, inputs=tuple(inputs), described=pretrained_config(options))
 
 
 def prepare(config: PredictConfig) -> tuple[Weights, Vocabulary, list[Question]]:
@@ -261,37 +262,11 @@ def _parser() -> OptionParser:
     )
     add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two sentences")
     add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")
-    add("--json", action="store_true", help="one JSON object a line")
-    add("--top_k", type=positive_int, default=5, help="tokens shown for each [MASK] (default: 5)")
-    add(
-        "--truncate",
-        action="store_true",
-        help="shorten inputs that the model has too few positions for",
-    )
-    add(
-        "--batch_size",
-        type=whole(1, 4096, "beyond which nothing gets faster"),
-        default=32,
-        help="inputs computed together (default: 32)",
-    )
-    add(
-        "--operators",
-        choices=["auto", "fused", "mxnet"],
-        default="auto",
-        help="as the training scripts have it (default: fused where they can be used)",
-    )
-    add(
-        "--padding",
-        choices=PADDING,
-        default=KEEP,
-        help="remove: nothing is computed behind the end of short inputs, on the fused operators; for inputs "
-        "of very different lengths (default: keep)",
-    )
+    table = options_in(PredictConfig)
+    add_options(add, table, "json top_k truncate batch_size operators padding")
     group = parser.add_argument_group("about the weights, where the files beside them do not say it")
     add_pretrained_options(group.add_argument)
-    group.add_argument(
-        "--sentencepiece", type=path_name, help="the SentencePiece .model file that they were trained with"
-    )
+    add_options(group.add_argument, table, "sentencepiece")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 errors        exceptions that end a program: one line and an exit code
 command_line  a parser with one-line errors, numbers in their ranges
+options       options as fields of dataclasses, from which parsers and configurations are derived
 json_files    JSON from files that somebody else may have written
 yaml_files    YAML as nodes, from such files
 files         files that appear whole or not at all, checksums

@@ -1,7 +1,7 @@
 """The exchange of arrays between the ranks of a run: one interface, several libraries behind it.
 
 base         the interface and its rules
-options      the options, and the configuration made of them
+options      the table of the options, and the backend that a process was launched for
 local        one process, nothing to exchange
 mpi          messages between two ranks, over MPI
 horovod      the exchange over Horovod, and MPI for messages
@@ -9,5 +9,5 @@ byteps/      all of BytePS
 bits         arrays as whole numbers, for sums that keep every bit
 compression  averages in fewer bytes, and communicators that compress
 watch/       limits to waiting
-backends     the one that a process was launched for
+backends     the communicator of a backend
 """

@@ -1,29 +1,14 @@
-"""The backend that a process was launched for, and its communicator."""
+"""The communicator of a backend."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Mapping
+from typing import Any
 
 from base.errors import InputError
-from base.launchers import BYTEPS, HVD, LOCAL, launched_backend
+from base.launchers import HVD, LOCAL
 from comm.base import Communicator
 from comm.options import CommunicationConfig
-
-
-def choose_backend(given: str | None, environ: Mapping[str, str]) -> str:
-    """The backend given, else the launched one.
-
-    Raises:
-        InputError: a launcher started this process for another backend: each process would train alone.
-    """
-    launched = launched_backend(environ)
-    if given is None:
-        return launched
-    if launched not in (LOCAL, given) or (given == BYTEPS and launched == LOCAL):
-        how = {LOCAL: "without a launcher", HVD: "for Horovod", BYTEPS: "for BytePS"}[launched]
-        raise InputError(f"--backend {given}: this process was started {how}; leave the option out")
-    return given
 
 
 def open_communicator(backend: str, config: CommunicationConfig) -> Communicator:

@@ -1,4 +1,4 @@
-"""Options for the exchange of gradients between the ranks, and the configuration made of them.
+"""Table of the options for the exchange of gradients between the ranks (base.options).
 
 docs/compression.md says what each compression costs. Standard library only.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Mapping
 
 from base.command_line import positive, seconds, within
 from base.errors import InputError
+from base.launchers import BYTEPS, HVD, LOCAL, launched_backend
+from base.options import LAUNCH, flag, option, taken
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 COMPRESSIONS = ("none", "fp16", "onebit", "topk", "randomk", "dithering")
@@ -27,60 +29,66 @@ _GREATEST_LEVELS = 32767  # a value then takes 26 bits at most, and always fits 
 class CommunicationConfig:
     """Exchange of gradients between the ranks.
 
-    timeout: seconds to wait for another rank (--comm_timeout). bucket_bytes: size of BytePS's buckets, None
-    for its default. compression: one of COMPRESSIONS. compression_k: share of the values to send (topk,
-    randomk), number of levels (dithering), None for the others. error_feedback: keep what was not sent.
-    divisible: whether groups of ranks and messages between two are wanted, as pipelines do.
+    timeout: seconds to wait for another rank. compression_k: share of the values to send (topk, randomk),
+    number of levels (dithering), None for the others. divisible: whether groups of ranks and messages between
+    two are wanted, as pipelines do.
     """
 
-    timeout: float = DEFAULT_TIMEOUT
-    bucket_bytes: int | None = None
-    compression: str = "none"
-    compression_k: float | None = None
-    error_feedback: bool = False
-    divisible: bool = False
-
-
-def add_communication_options(add: Callable[..., Any]) -> None:
-    """Adds the options. add: `add_argument` of a parser or group."""
-    add(
-        "--comm_timeout",
-        type=seconds,
-        metavar="SECONDS",
-        default=DEFAULT_TIMEOUT,
-        help="end the run, naming who is missing, when a process gives no sign of life or an exchange makes "
-        "no progress for so long; must be longer than a step takes (default: 600)",
+    timeout: float = option(
+        "end the run, naming who is missing, when a process gives no sign of life or an exchange makes no "
+        "progress for so long; must be longer than a step takes",
+        seconds,
+        "SECONDS",
+        DEFAULT_TIMEOUT,
+        name="comm_timeout",
+        scope=LAUNCH,
     )
-    add(
-        "--bucket_mb",
-        type=within(1e-3, 65536),
-        metavar="MB",
-        help="BytePS: gradients smaller than this travel together, in buckets of this size; Horovod has "
+    bucket_mb: float | None = option(
+        "BytePS: gradients smaller than this travel together, in buckets of this size; Horovod has "
         "HOROVOD_FUSION_THRESHOLD instead (default: 1)",
+        within(1e-3, 65536),
+        "MB",
     )
-    add(
-        "--compression",
+    compression: str = option(
+        "of the gradients on their way: fp16 halves their bytes; the others are BytePS's, for slow networks "
+        "between few workers; see docs/compression.md",
         choices=COMPRESSIONS,
         default="none",
-        help="of the gradients on their way: fp16 halves their bytes; the others are BytePS's, for slow "
-        "networks between few workers; see docs/compression.md (default: none)",
     )
-    add(
-        "--compression_k",
-        type=positive,
-        metavar="K",
-        help="topk, randomk: share of the values to send, at most 0.4 (default: 0.01); "
-        "dithering: number of levels (default: 127)",
+    compression_k: float | None = option(
+        "topk, randomk: share of the values to send, at most 0.4 (default: 0.01); dithering: number of "
+        "levels (default: 127)",
+        positive,
+        "K",
     )
-    add(
-        "--error_feedback",
-        action="store_true",
-        help="topk, randomk: keep what was not sent and add it to the next gradient; recommended with both",
+    error_feedback: bool = flag(
+        "topk, randomk: keep what was not sent and add it to the next gradient; recommended with both"
     )
+    divisible: bool = False
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """The size of BytePS's buckets; None for its default."""
+        return None if self.bucket_mb is None else int(self.bucket_mb * 2**20)
+
+
+def choose_backend(given: str | None, environ: Mapping[str, str]) -> str:
+    """The backend given, else the launched one.
+
+    Raises:
+        InputError: a launcher started this process for another backend: each process would train alone.
+    """
+    launched = launched_backend(environ)
+    if given is None:
+        return launched
+    if launched not in (LOCAL, given) or (given == BYTEPS and launched == LOCAL):
+        how = {LOCAL: "without a launcher", HVD: "for Horovod", BYTEPS: "for BytePS"}[launched]
+        raise InputError(f"--backend {given}: this process was started {how}; leave the option out")
+    return given
 
 
 def communication_config(options: argparse.Namespace) -> CommunicationConfig:
-    """The configuration that the options of `add_communication_options` give.
+    """The configuration of a command line.
 
     Raises:
         InputError: a value out of its range, or an option that the chosen compression does not have.
@@ -106,11 +114,9 @@ def communication_config(options: argparse.Namespace) -> CommunicationConfig:
         raise InputError(
             f"--error_feedback is for --compression topk and randomk, not for {kind}{reason}; leave it out"
         )
-    return CommunicationConfig(
-        timeout=options.comm_timeout,
-        bucket_bytes=None if options.bucket_mb is None else int(options.bucket_mb * 2**20),
-        compression=kind,
+    return taken(
+        CommunicationConfig,
+        options,
         compression_k=_DEFAULT_K.get(kind) if k is None else k,
-        error_feedback=options.error_feedback,
         divisible=getattr(options, "pipeline_stages", 1) > 1,  # fine-tuning has no such option
     )

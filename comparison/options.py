@@ -38,8 +38,8 @@ from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
 from comparison.runs.record import Steps
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
+from training.config import accumulation
 from training.options import expand_options
-from training.pairs import accumulation
 from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 

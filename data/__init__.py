@@ -2,7 +2,7 @@
 
 embedded         command: the default corpus from CPython's own documentation
 train_vocab      command: a vocabulary from text
-options          options for data and batches, and the configurations made of them
+options          tables of the options for data and batches
 text/            text files to sentences
 tokenizing/      sentences to token ids
 store/           directories of columns, built once and memory-mapped

@@ -18,8 +18,9 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, count, num_processes, path_name, positive_int
+from base.command_line import OptionParser, count, num_processes, path_name
 from base.errors import InputError
+from base.options import add_options, taken
 from base.progress import Printed
 from data.inspection.decoding import Instance, Style, Words, decode, describe
 from data.inspection.figures import (
@@ -46,7 +47,7 @@ from data.opening import (
     inspected_data,
     open_data,
 )
-from data.options import add_option, add_options, data_config
+from data.options import TABLE, DataConfig
 
 _HELP = """\
 Shows what a training would see: decoded instances with their masks, how long sentences and sequences are,
@@ -109,7 +110,7 @@ def inspect(
         }
         occurrences = store_occurrences(opened.tokens, vocab)
     facts["lengths"] = length_facts(source, seed, epoch)
-    facts["batches"] = batch_facts(source, data_config(options).batching, seed, epoch)
+    facts["batches"] = batch_facts(source, taken(DataConfig, options).batching, seed, epoch)
     facts["masks"] = masks
     facts["tokens"] = token_facts(occurrences, vocab)
     facts["warnings"] = warnings(facts)
@@ -156,7 +157,7 @@ def _run(options: argparse.Namespace, scratch: str) -> int:
     for name in names:  # whoever gives an option believes that it counts
         if getattr(options, name) not in (None, False):
             raise InputError(f"--{name} does nothing here: {options.path[0]} {reason}")
-    config = data_config(options)
+    config = taken(DataConfig, options)
     config = replace(config, cache_dir=config.cache_dir or scratch)
     vocabulary = common_vocabulary(config.tokenizer, data)
     if data.kind == INSTANCES:  # before the first of them is converted
@@ -251,45 +252,41 @@ def _parser() -> argparse.ArgumentParser:
     add("--no_plot", action="store_true", help="write no PNG")
     add("--json", action="store_true", help="print everything as JSON instead; a PNG only with --plot")
 
-    # An option without a value is None here, to know which ones are given.
-    add = parser.add_argument_group("how to read it").add_argument
-    add_option(
-        add,
-        "vocab",
-        help="the vocab.txt of files with masks, or to tokenize text with; a token store has its own",
+    unset: dict[str, Any] = {"default": None}  # to know which ones are given
+    changes: dict[str, dict[str, Any]] = {
+        **dict.fromkeys(("text_format", "short_seq_prob", "masked_lm_prob"), unset),
+        "vocab": {
+            "help": "the vocab.txt of files with masks, or to tokenize text with; a token store has its own"
+        },
+        "sentencepiece": {"help": "the same, a SentencePiece model"},
+        "cache_dir": {
+            "help": "keep what is tokenized or converted here, as a training's --cache_dir does (default: a "
+            "temporary directory)"
+        },
+        "batch_size": {"help": "sequences, or with --use_avg_len tokens (default: 8)"},
+        "use_avg_len": {"help": "batch_size counts tokens"},
+    }
+
+    def add_group(title: str, names: str) -> Any:
+        group = parser.add_argument_group(title)
+        add_options(group.add_argument, TABLE, names, changes)
+        return group
+
+    group = add_group(
+        "how to read it",
+        "vocab sentencepiece raw cased text_format split_sentences skip_bad_records cache_dir",
     )
-    add_option(add, "sentencepiece", help="the same, a SentencePiece model")
-    add_options(add, "raw", "cased")
-    add_option(add, "text_format", default=None)
-    add_options(add, "split_sentences", "skip_bad_records")
-    add_option(
-        add,
-        "cache_dir",
-        help="keep what is tokenized or converted here, as a training's --cache_dir does (default: a "
-        "temporary directory)",
-    )
-    add(
+    group.add_argument(
         "--num_workers",
         type=num_processes,
         default=len(os.sched_getaffinity(0)),
         help="processes that tokenize or convert (default: one a core)",
     )
-
-    add = parser.add_argument_group("pairs and masks, for token stores and text").add_argument
-    add_options(add, "max_seq_length", "max_predictions_per_seq")
-    add_option(add, "short_seq_prob", default=None)
-    add_option(add, "masked_lm_prob", default=None)
-    add_options(add, "whole_word_mask", "static_masks")
-
-    add = parser.add_argument_group("batches").add_argument
-    add(
-        "--batch_size",
-        type=positive_int,
-        default=8,
-        help="sequences, or with --use_avg_len tokens (default: 8)",
+    masks = (
+        "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask static_masks"
     )
-    add("--use_avg_len", action="store_true", help="batch_size counts tokens")
-    add_options(add, "num_buckets")
+    add_group("pairs and masks, for token stores and text", masks)
+    add_group("batches", "batch_size use_avg_len num_buckets")
     return parser
 
 

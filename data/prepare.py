@@ -16,11 +16,12 @@ from typing import Any, Mapping, Sequence
 
 from base.command_line import OptionParser, count, num_processes, path_name, path_names, positive_int, whole
 from base.errors import InputError
+from base.options import add_options, taken
 from base.progress import Printed
 from data.export import INSTANCES_PER_FILE, CopiesConfig, FileConfig, export, file_rows, text_rows
 from data.formats.write import FORMATS
 from data.opening import INSTANCES, TEXT, TOKEN_STORE, load_vocabulary, named_data, tokenizer_settings
-from data.options import DataConfig, add_option, add_options, check_tokenizer, data_config
+from data.options import TABLE, DataConfig, check_tokenizer
 from data.store.build import build_columns, is_built
 from data.store.cache import describe_sources
 from data.store.manifest import MANIFEST, read_json
@@ -55,7 +56,7 @@ class PrepareConfig:
 def parse(arguments: Sequence[str] | None) -> PrepareConfig:
     """The command line, checked as far as it can be without reading files. Raises InputError."""
     options = _parser().parse_args(arguments)
-    data = data_config(options)
+    data = taken(DataConfig, options)
     check_tokenizer(data.tokenizer)
     data.masking.check()
     files = FileConfig(options.format, options.gzip, options.instances_per_file)
@@ -186,20 +187,19 @@ def _parser() -> OptionParser:
         "files of instances (npz, HDF5, TFRecord, OFRecord)",
     )
     add("--output", type=path_name, required=True, help="the directory to make")
-    add_options(add, "vocab", "sentencepiece")
+    add_options(add, TABLE, "vocab sentencepiece")
     add(
         "--num_workers",
         type=num_processes,
         default=len(os.sched_getaffinity(0)),
         help="processes; the result does not depend on it (default: the cores, here %(default)s)",
     )
-    add_options(add, "skip_bad_records")
+    add_options(add, TABLE, "skip_bad_records")
 
     add = parser.add_argument_group("text").add_argument
-    add_options(add, "cased", "text_format", "split_sentences")
-    add_option(add, "sp_nbest", help="SentencePiece candidates to sample from, -1 all (default: 0)")
-    add_options(add, "sp_alpha")
-    add("--sp_seed", type=count, default=0, help="seed of that sampling (default: 0)")
+    nbest = {"help": "SentencePiece candidates to sample from, -1 all (default: 0)"}
+    names = "cased text_format split_sentences sp_nbest sp_alpha sp_seed"
+    add_options(add, TABLE, names, {"sp_nbest": nbest})
 
     add = parser.add_argument_group("files of instances (--format other than store)").add_argument
     add(
@@ -209,13 +209,15 @@ def _parser() -> OptionParser:
         help="store: a token store, from which training draws new pairs and masks each epoch; the others: "
         "instances with their masks, for this and other projects (default: store)",
     )
-    add_option(add, "max_seq_length", default=128, help="tokens of an instance (default: 128)")
-    add_option(
-        add,
-        "max_predictions_per_seq",
-        help="masked tokens of an instance (default: 20 at 128 tokens, 80 at 512, else 15%% rounded up)",
-    )
-    add_options(add, "short_seq_prob", "masked_lm_prob", "whole_word_mask")
+    changes: dict[str, dict[str, Any]] = {
+        "max_seq_length": {"default": 128, "help": "tokens of an instance (default: 128)"},
+        "max_predictions_per_seq": {
+            "help": "masked tokens of an instance (default: 20 at 128 tokens, 80 at 512, else 15%% rounded "
+            "up)"
+        },
+    }
+    names = "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask"
+    add_options(add, TABLE, names, changes)
     add(
         "--dupe_factor",
         type=whole(1, 10_000, "more than a run has epochs"),

@@ -24,8 +24,9 @@ from tokenizers.trainers import WordPieceTrainer
 from base.command_line import OptionParser, count, path_name, path_names, whole
 from base.errors import InputError
 from base.files import replacing
+from base.options import add_options, taken
 from base.progress import Printed, Progress, Silent
-from data.options import TextConfig, add_options, data_config
+from data.options import TABLE, TextConfig
 from data.text.corpus import UNKNOWN, expand_inputs, read_unit, text_units
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.vocab import (
@@ -283,9 +284,9 @@ def _parser() -> OptionParser:
         default=30522,
         help="tokens at most (default: %(default)s)",
     )
-    add_options(add, "cased")
+    add_options(add, TABLE, "cased")
     add("--sp_model_type", choices=MODEL_TYPES, default="unigram", help="of SentencePiece")
-    add_options(add, "text_format", "split_sentences", "skip_bad_records")
+    add_options(add, TABLE, "text_format split_sentences skip_bad_records")
     add(
         "--max_sentences",
         type=count,
@@ -322,7 +323,7 @@ def _train(options: argparse.Namespace) -> None:
         raise InputError(f"--output: {output} is there already; name another file or remove it")
     progress = Printed()
     paths = expand_inputs(options.input, "--input")
-    text = TrainingText(paths, data_config(options).text, options.max_sentences, options.seed, progress)
+    text = TrainingText(paths, taken(TextConfig, options), options.max_sentences, options.seed, progress)
     if 0 < options.max_sentences < text.sentences:
         progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")
     if options.type == SENTENCEPIECE:

@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 from unittest import mock
@@ -34,6 +35,7 @@ from data.questions import cloze, score
 from hosts import launch
 from tests.processes import run_command
 from training import profile
+from training.finetuning.options import parse as parse_finetuning
 from training.options import parse_options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,8 +84,10 @@ COMMANDS: dict[str, Command] = {
         name: Command((name,), lambda words: parse_options(words, ""))
         for name in ("run_pretraining_hvd.py", "run_pretraining_byteps.py")
     },
-    "finetune_squad.py": Command(("finetune_squad.py",), finetune_squad.options_of),
-    "finetune_classifier.py": Command(("finetune_classifier.py",), finetune_classifier.options_of),
+    **{
+        f"{module.__name__}.py": Command((f"{module.__name__}.py",), partial(parse_finetuning, module.SCRIPT))
+        for module in (finetune_squad, finetune_classifier)
+    },
     "compare.py": Command(("compare.py",), lambda words: parse_comparison(words, BACKENDS)),
     "hparams.py": Command(("hparams.py",), hparams.main),
     "convert.py": Command(("convert.py",), convert.parse),
@@ -114,13 +118,6 @@ def all_cases() -> list[Case]:
         for action in options_of(command)
         for value in bad_values(action)
     ]
-
-
-def sample(seed: int, number: int) -> list[Case]:
-    """So many of them, and of each command at least one."""
-    generator, cases = random.Random(seed), all_cases()
-    first = {name: generator.choice([case for case in cases if case.command == name]) for name in COMMANDS}
-    return [*first.values(), *generator.sample(cases, min(number, len(cases)))]
 
 
 def options_of(command: Command) -> list[argparse.Action]:

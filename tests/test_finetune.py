@@ -24,6 +24,7 @@ from tests.finetuned import classifier, squad, write_data
 from tests.killing import metrics
 from tests.processes import ROOT, run_command, start_ranks, until
 from training.checkpoint import list_steps, read_manifest
+from training.finetuning.several import prepare
 from training.results.record import read_result
 
 SQUAD, CLASSIFIER = ROOT / "finetune_squad.py", ROOT / "finetune_classifier.py"
@@ -132,11 +133,13 @@ class TestSquad:
 
     def test_training_goes_on_from_another_head(self, data, answered, tmp_path):
         """--init_from of a fine-tuned model takes BERT alone; --model_parameters its head too."""
-        part, *_ = finetune_squad.prepare(squad(data, tmp_path, model=None, vocab=None, init_from=answered))
+        part, *_ = prepare(
+            finetune_squad.SCRIPT, squad(data, tmp_path, model=None, vocab=None, init_from=answered)
+        )
         assert "span_classifier.weight" not in part.inputs.start.initial.tensors
         assert any("random numbers for the head" in each for each in part.inputs.start.initial.messages)
         words = squad(data, tmp_path, model=None, vocab=None, model_parameters=answered)
-        part, *_ = finetune_squad.prepare(words)
+        part, *_ = prepare(finetune_squad.SCRIPT, words)
         head = part.inputs.start.initial.tensors["span_classifier.weight"].read()
         np.testing.assert_array_equal(head, parameters(answered)["span_classifier.weight"])
 
@@ -155,7 +158,7 @@ class TestClassifier:
         }
         words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
         with pytest.raises(InputError, match="--test_file.*has the content of"):
-            finetune_classifier.prepare(words)
+            prepare(finetune_classifier.SCRIPT, words)
         with launched(CLASSIFIER, classifier(data, folder, **changes)) as run:
             run.wait().check()
         return folder
@@ -258,7 +261,7 @@ def test_bad_input_is_one_line(case, data, tmp_path, monkeypatch):
     monkeypatch.chdir(data)
     changes, message = BAD_SQUAD[case]
     with pytest.raises(InputError, match=message) as raised:
-        finetune_squad.prepare(squad(data, tmp_path / "out", **changes))
+        prepare(finetune_squad.SCRIPT, squad(data, tmp_path / "out", **changes))
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
@@ -281,13 +284,13 @@ def test_bad_texts_are_one_line(case, data, tmp_path, monkeypatch):
     monkeypatch.chdir(data)
     changes, message = BAD_TEXTS[case]
     with pytest.raises(InputError, match=message):
-        finetune_classifier.prepare(classifier(data, tmp_path / "out", **changes))
+        prepare(finetune_classifier.SCRIPT, classifier(data, tmp_path / "out", **changes))
 
 
 def test_a_head_of_another_task(data, answered, tmp_path):
     words = classifier(data, tmp_path, model=None, vocab=None, model_parameters=answered)
     with pytest.raises(InputError, match=r"lacks label_classifier\.weight.*--init_from"):
-        finetune_classifier.prepare(words)
+        prepare(finetune_classifier.SCRIPT, words)
 
 
 @pytest.mark.parametrize("more, remedy", [({}, "--resume"), ({"only_predict": True}, "another directory")])
@@ -295,7 +298,7 @@ def test_a_run_is_not_written_over(more, remedy, data, answered):
     if more:
         more = {**more, "model": None, "vocab": None, "model_parameters": answered}
     with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
-        finetune_squad.prepare(squad(data, answered, **more))
+        prepare(finetune_squad.SCRIPT, squad(data, answered, **more))
 
 
 OF_RANK = f"""import os, sys
@@ -311,7 +314,7 @@ def test_the_articles_held_out_are_those_of_the_runs_seed(data, tmp_path):
     changes = {"seed": None, "tune_threshold": 0.5, "num_steps": 1, "dropout": 0}
 
     def held_out(**more: Any) -> set[int]:
-        part, *_ = finetune_squad.prepare(squad(data, tmp_path / "new", **{**changes, **more}))
+        part, *_ = prepare(finetune_squad.SCRIPT, squad(data, tmp_path / "new", **{**changes, **more}))
         assert not any("held out" in each for each in part.inputs.messages)
         return set(part.inputs.evaluation.tuning.questions.article_of)
 
@@ -357,7 +360,9 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
     for ranks, processes, size in ((1, 1, 8), (2, 2, 4), (1, 2, 4), (3, 2, 4), (4, 2, 4)):
         steps: list[list[int]] = [[] for _ in range(5)]
         for rank in range(ranks):
-            part, *_ = finetune_squad.prepare(squad(data, tmp_path, batch_size=size, num_data_workers=0))
+            part, *_ = prepare(
+                finetune_squad.SCRIPT, squad(data, tmp_path, batch_size=size, num_data_workers=0)
+            )
             config = replace(part.config, batch=replace(part.config.batch, processes=processes))
             plan = part.inputs.plan(config, processes)
             feed = part.inputs.open_training(config, plan, 3, Rank(rank, ranks), SilentReporter())

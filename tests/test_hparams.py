@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 import hparams
 import lamb_paper
 from tests.processes import LIMIT, python_3_9, run_command
-from training.config import stage_config
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 from training.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -62,7 +62,7 @@ MOST_PARAMETERS = 6  # of a function, without self and cls
 # Gluon calls it with the block's inputs and every parameter that the block has registered, by name.
 CALLED_BY_A_LIBRARY = {"hybrid_forward"}
 # They make frozen configurations of parsed options; nothing below them sees a Namespace.
-MAKES_CONFIGURATIONS = {"training.config", "data.options"}
+MAKES_CONFIGURATIONS = {"base.options"}
 
 KNOWN: dict[str, set[str]] = {}
 
@@ -257,7 +257,8 @@ def defines_options(path: Path) -> bool:
     firsts = [node.args[0] for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and node.args]
     values = [str(first.value) for first in firsts if isinstance(first, ast.Constant)]
     parses = bool(attributes & {"ArgumentParser", "add_argument", "parse_args"})
-    return parses or any(re.fullmatch("--[a-z]\\w+", value) for value in values)
+    tables = "base.options" in of_project(path)
+    return parses or tables or any(re.fullmatch("--[a-z]\\w+", value) for value in values)
 
 
 def long_modules() -> set[str]:

@@ -24,9 +24,8 @@ from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
 from tests.bert.weights.test_pickled import Storage, archive, pickled, tensor
 from tests.processes import ROOT, run_command
 from training.checkpoint import save
-from training.config import run_config
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.train import train
 
 ENCODER = ("--vocab", "vocab.txt", "--model", "bert_2_64_2")

@@ -32,7 +32,7 @@ from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training import gluonnlp_options
 from training.checkpoint import save
-from training.finetuning.options import NOT_HERE
+from training.finetuning.options import NOT_HERE, parse
 from training.options import parse_options
 
 README = ROOT / "README.md"
@@ -266,7 +266,8 @@ def test_the_commands_that_compare(command):
 def test_the_commands_that_finetune(command):
     """Their options are understood; tests/test_finetune.py runs such commands on small files."""
     script = finetune_squad if "finetune_squad.py" in command.words else finetune_classifier
-    options = script.options_of(command.words[command.words.index(f"{script.__name__}.py") + 1 :])
+    words = command.words[command.words.index(f"{script.__name__}.py") + 1 :]
+    options = parse(script.SCRIPT, words)
     assert options.init_from or options.model_parameters
 
 

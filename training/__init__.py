@@ -1,12 +1,10 @@
 """A run, from the command line to the last checkpoint.
 
 options_file        options in YAML files
-options             the command line of the training scripts
-report_options      its options about output, which fine-tuning has too
-start_options       its options that say where a run starts, and its stages
-gluonnlp_options    those of GluonNLP's that it takes as its own, or rejects
-pairs               options that have a value for each stage
-config              frozen settings made once from the options
+config              tables of options, and all settings of a run
+start_options       the table of those that say where a run starts, and its stages
+gluonnlp_options    options of GluonNLP's that are taken as ours, or rejected
+options             the command line of the pretraining scripts, and the settings made of it
 start/              the one door into a run: fresh, from parameters, from a checkpoint
 budget              hours instead of steps
 deadline            the end of a run's time on its machine

@@ -13,6 +13,7 @@ from typing import Any, Mapping, Sequence
 
 from base.errors import InputError
 from base.files import sha256_of
+from base.options import RANK
 from comm.base import Communicator
 from training.checkpoint import library_versions
 from training.exchange import broadcast_json
@@ -20,15 +21,6 @@ from training.run_inputs import Part
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("*.py", *(f"{package}/**/*.py" for package in ("base", "bert", "comm", "data", "tasks", "training")))
-# Results do not depend on these: places to write to, of which rank 0's counts; what is shown; how early
-# batches are made. A trace is each rank's own.
-FREE = ("ckpt_dir", "cache_dir", "options_file", "profile", "progress", "verbose", "num_data_workers")
-# Names of files and folders, whose content is compared where it is read.
-PATHS = (
-    *("data", "data_eval", "data_2", "data_eval_2", "vocab", "sentencepiece", "config_file"),
-    *("init_from", "model_parameters"),
-    *("data_dir", "train_file", "dev_file", "test_file", "predict_file"),
-)
 DIGITS = 12  # of a digest in a message
 SHOWN = 3  # differences in a message
 ASKED = 16  # ranks that say how they differ; of more, those that differ are named
@@ -43,10 +35,11 @@ def describe(parts: Sequence[Part], size: int) -> dict[str, str]:
     for config, inputs in parts:
         stage = f" of stage {config.start.stage}" if len(parts) > 1 else ""
         for name, value in config.options.items():
-            if name in PATHS:
-                found[f"--{name}{stage}"] = "left out" if value is None else "given"
-            elif name not in FREE:
-                found[f"--{name}{stage}"] = _text(value)
+            option = config.table.get(name)
+            if option is None or option.scope != RANK:
+                # Of files and folders the content is compared, where it is read.
+                path = option is not None and option.is_path
+                found[f"--{name}{stage}"] = _text(value is not None if path else value)
         model = config.model
         found[f"the model{stage}"] = f"{model.bert.description}, dropout {model.dropout:g}"
         found[f"the deviation of random weights{stage}"] = repr(model.initial_stdev)

@@ -1,64 +1,144 @@
-"""The settings of a run, made once from its options. Standard library only."""
+"""Tables of the options for model, batch, optimization, checkpoints and report (base.options), and all
+settings of a run. Standard library only."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields, replace
-from typing import Any, Mapping, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Mapping
 
+from base.command_line import (
+    count,
+    not_negative,
+    path_name,
+    positive,
+    positive_int,
+    probability,
+    rate,
+    seed,
+    share,
+    whole,
+    within,
+)
 from base.errors import InputError
+from base.options import LAUNCH, RANK, Table, flag, option, taken
 from bert.config_file import read_config_file
-from bert.configuration import DROPOUT, INITIAL_STDEV, KEEP, BertConfig, named_config
-from data.options import DataConfig, data_config
+from bert.configuration import (
+    BFLOAT16X3,
+    DROPOUT,
+    GELU_FORMS,
+    INITIAL_STDEV,
+    KEEP,
+    PADDING,
+    BertConfig,
+    named_config,
+)
+from data.options import DataConfig
 from training.deadline import DeadlineConfig
-from training.pairs import StageOptions
-from training.pipeline.options import PipelineConfig, pipeline_config
+from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
+from training.pipeline.options import PipelineConfig, decay_schedule
 from training.start_options import StartConfig
 
 DEFAULT_MODEL = "bert_12_768_12"
-
-T = TypeVar("T")
+PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
+    "book_corpus_wiki_en_uncased": 30522,
+    "book_corpus_wiki_en_cased": 28996,
+    "wiki_multilingual_uncased": 105879,
+    "wiki_multilingual_cased": 119547,
+    "wiki_cn_cased": 21128,
+}
+# Of --accumulate. More passes than sequences in twice the LAMB paper's largest step are a slip of the pen,
+# and a step that takes days can neither be logged nor stopped.
+accumulation = whole(1, 65_536, "a sequence each in the LAMB paper's largest step")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network.
+    """The network: options as given, and what they come to.
 
     Attributes:
         bert: of --model or --config_file, GELU in the form to be used.
+        source: the name of --config_file; None for --model.
+        dtype: None: float16 on GPUs, float32 without.
         vocab_size: rows of the word embedding, of --config_file; None: as many as the vocabulary has tokens.
         initial_stdev: of random weights.
-        source: the name of --config_file; None for --model.
-        unknown_keys: of that file.
-        dtype: None: float16 on GPUs, float32 without.
+        unknown_keys: of --config_file.
     """
 
     bert: BertConfig
-    vocab_size: int | None
-    initial_stdev: float
-    source: str | None
-    unknown_keys: tuple[str, ...]
-    dtype: str | None
-    operators: str
-    dropout: float
-    pretrained: bool
-    dataset_name: str
-    padding: str = KEEP
+    name: str | None = option(
+        "bert_12_768_12 (base), bert_24_1024_16 (large), any bert_LAYERS_UNITS_HEADS (default: base)",
+        name="model",
+    )
+    source: str | None = option(
+        "instead of --model: a bert_config.json of Google's or NVIDIA's, or Hugging Face's config.json",
+        path_name,
+        "FILE",
+        name="config_file",
+    )
+    gelu: str | None = option(
+        "form of the activation: erf, x times the normal distribution, as GluonNLP, NVIDIA and Hugging Face "
+        "have it; tanh, the approximation in Google's code, with which Google's parameters were trained "
+        "(default: as --config_file says; erf where it says no more than gelu, and with --model)",
+        choices=GELU_FORMS,
+    )
+    pretrained: bool = flag("start from Google's published parameters (a download)")
+    dataset_name: str = option(
+        "vocabulary to download without --vocab and --sentencepiece",
+        default="book_corpus_wiki_en_uncased",
+        choices=sorted(PUBLISHED_VOCABULARIES),
+    )
+    dtype: str | None = option(
+        "float16 keeps float32 master weights and scales the loss; for GPUs. bfloat16 rounds the factors of "
+        "matrix products; for CPUs, faster on those that multiply it (AVX-512 BF16, AMX). bfloat16x3 splits "
+        "float32 factors into two bfloat16 parts and multiplies three times, PyTorch's matmul precision "
+        "high: 16 bits, float32 has 24 and bfloat16 8; for CPUs with AMX, between the two in speed: where "
+        "float32's results are wanted sooner (default: float16 on GPUs, float32 without)",
+        choices=["float32", "float16", "bfloat16", BFLOAT16X3],
+    )
+    operators: str = option(
+        "fused: this project's operators, for CPUs; mxnet: MXNet's own (default: fused where they can be "
+        "used and have been built)",
+        default="auto",
+        choices=["auto", "fused", "mxnet"],
+    )
+    padding: str = option(
+        "remove: the fused operators compute tokens alone, sequences end to end; for batches with much "
+        "padding, above 5%% of their positions, which data.inspect counts",
+        default=KEEP,
+        choices=PADDING,
+    )
+    dropout: float = option(
+        "of activations and attention, below 1 (default: of --config_file, else 0.1, as BERT)",
+        rate,
+        default=DROPOUT,
+        staged=True,
+        unset=True,
+    )
+    vocab_size: int | None = None
+    initial_stdev: float = INITIAL_STDEV
+    unknown_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Sequences of a step: `batch_size` of a process and micro-batch, in tokens with `use_avg_len`.
+    """Sequences of a step: `batch_size` of a process and micro-batch, in tokens with `use_avg_len`; these and
+    `max_predictions_per_seq` are options of data.options.
 
     `processes`: those that `accumulate` counts for. It is not an option: the run's start says it
     (training.start.start.processes_to_count).
     """
 
     batch_size: int
-    use_avg_len: bool
-    accumulate: int
-    batch_size_eval: int
-    max_predictions_per_seq: int | None
+    use_avg_len: bool = False
+    accumulate: int = option(
+        "micro-batches per step; a step sees batch_size x processes x accumulate",
+        accumulation,
+        default=1,
+        staged=True,
+    )
+    batch_size_eval: int = option("sequences per process in evaluation", positive_int, default=8, staged=True)
+    max_predictions_per_seq: int | None = None
     processes: int = 1
 
     @property
@@ -71,52 +151,124 @@ class BatchConfig:
 class OptimizationConfig:
     """Steps, learning rate and update; None stands for the LAMB paper's value."""
 
-    num_steps: int | None
-    lr: float | None
-    warmup_ratio: float | None
-    end_lr: float
-    schedule: str
-    cooldown_ratio: float | None
-    decay_power: float
-    budget_hours: float | None
-    optimizer: str
-    bias_correction: bool
-    lower_bound: float | None
-    upper_bound: float | None
-    clip_norm: float
-    seed: int | None
-    epsilon: float = 1e-6
-    optimizer_state: str = "float32"  # type of the moments
+    num_steps: int | None = option(
+        "optimizer steps (default: the LAMB paper's for this batch size)", positive_int, staged=True
+    )
+    lr: float | None = option(
+        "peak learning rate (default: the LAMB paper's for this batch size)", positive, staged=True
+    )
+    warmup_ratio: float | None = option(
+        "share of the steps that warm up (default: the LAMB paper's)", probability, staged=True
+    )
+    end_lr: float = option("learning rate at the last step", not_negative, default=0.0, staged=True)
+    schedule: str = option(
+        "after the warmup. polynomial: decay to the last step; wsd: constant, and a cooldown at the end, so "
+        "that a run can be made longer later",
+        decay_schedule,
+        default="polynomial",
+        choices=list(DECAY_POWERS),
+    )
+    cooldown_ratio: float | None = option(
+        f"wsd: share of the steps that cool down; 0.1 to 0.2 is usual (default: {COOLDOWN_RATIO:g})",
+        share,
+        staged=True,
+    )
+    decay_power: float = option(
+        "polynomial: remaining share of the decay to this power, 1 is linear; wsd: 1 - elapsed share of the "
+        "cooldown to this power, 0.5 is 1-sqrt, 1 linear (default: 1; wsd: 0.5)",
+        positive,
+        default=1.0,
+        staged=True,
+        unset=True,
+    )
+    budget_hours: float | None = option(
+        "end after so many hours of training, saving, evaluation and start-up not counted, resumed runs "
+        "included; the schedule follows the elapsed share of them. In place of --num_steps",
+        within(1e-6, 1e6),
+        "HOURS",
+        staged=True,
+    )
+    optimizer: str = option("default: lamb", default="lamb", choices=["lamb", "bertadam", "adamw"])
+    optimizer_state: str = option(
+        "type of LAMB's and Adam's moments. bfloat16, stochastically rounded by the fused operators, saves "
+        "4 bytes a parameter and a fifth of the update: for where memory is short, or batches so small that "
+        "the update is a tenth of the step or more",
+        default="float32",
+        choices=["float32", "bfloat16"],
+    )
+    bias_correction: bool = flag("LAMB with Adam's bias correction (the authors' code has none)")
+    lower_bound: float | None = option("LAMB: least weight norm in the trust ratio", positive)
+    upper_bound: float | None = option("LAMB: greatest weight norm in the trust ratio", positive)
+    clip_norm: float = option(
+        "global norm of the averaged gradient; 0: off", not_negative, default=1.0, staged=True
+    )
+    seed: int | None = option(
+        "of parameters, data order, masks, dropout (default: the checkpoint's, else 0)", seed
+    )
+    epsilon: float = option("of Adam", positive, default=1e-6)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """Place and interval of checkpoints, and the one that a run begins with."""
 
-    ckpt_dir: str
-    ckpt_interval: int | None  # None: the plan's
-    keep_checkpoints: int
-    resume: bool
-    start_step: int
+    ckpt_dir: str = option(
+        "checkpoints, metrics and plots, of one run at a time", path_name, default="./ckpt_dir", scope=RANK
+    )
+    ckpt_interval: int | None = option(  # None: the plan's
+        "steps between checkpoints", positive_int, default=25000, staged=True
+    )
+    keep_checkpoints: int = option("keep only the newest so many; 0 keeps all", count, default=0)
+    resume: bool = flag("continue from the newest complete checkpoint in ckpt_dir, if any", scope=LAUNCH)
+    start_step: int = option("continue from the checkpoint of this step", count, default=0)
 
 
 @dataclass(frozen=True)
 class ReportConfig:
     """Output beside the checkpoints."""
 
-    log_interval: int
-    progress: str
-    verbose: bool
-    profile: str | None
-    peak_tflops: float | None
-    compression: str  # for the bytes that a trace states
+    log_interval: int = option(
+        "steps between lines of metrics (default: %(default)s)",
+        positive_int,
+        default=250,
+        scope=LAUNCH,
+        staged=True,
+    )
+    progress: str = option(
+        "auto: a bar on a terminal, lines elsewhere",
+        default="auto",
+        choices=["auto", "bar", "lines", "none"],
+        scope=RANK,
+    )
+    peak_tflops: float | None = option(
+        "10^12 operations a second that a process's device reaches at most, which mfu is the share of; 312 "
+        "for an A100 in float16 (default: measured in matrix products, at the start and now and then)",
+        positive,
+        "TFLOPS",
+        scope=LAUNCH,
+    )
+    verbose: bool = flag("print all options, and a line for every step", scope=RANK)
+    estimate: bool = flag(
+        "print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
+        "where it does not fit. Rule of thumb: 16 bytes a parameter, 12 more in rank 0 for its copy while "
+        "it saves, and what a batch's activations take"
+    )
+    profile: str | None = option(
+        "write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 writes "
+        "FILE.1, ...)",
+        path_name,
+        "FILE",
+        scope=RANK,
+    )
+    compression: str = "none"  # of comm.options, for the bytes that a trace states
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """All of a run, or of one of its stages.
 
-    `options`: every option by name, as a checkpoint records them; `given`: those of all stages, with pairs.
+    `options`: every option by name, as a checkpoint records them; `given`: those of all stages, with pairs;
+    `table`: what each of them is.
     """
 
     model: ModelConfig
@@ -130,46 +282,12 @@ class RunConfig:
     given: Mapping[str, Any]
     deadline: DeadlineConfig = DeadlineConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    table: Table = field(default_factory=dict)
 
     @property
     def trains(self) -> bool:
         """Whether there is something to train on, and not to evaluate alone."""
         return bool(self.data.data or self.data.dummy_data_len)
-
-
-def run_config(options: argparse.Namespace) -> RunConfig:
-    """The settings that the options of training.options stand for.
-
-    Raises:
-        InputError: options with --stages or --pipeline_stages, for which this command is not made.
-    """
-    if options.pipeline_stages > 1:
-        raise InputError(
-            f"--pipeline_stages {options.pipeline_stages}: this command has the whole model in every "
-            "process; leave it out"
-        )
-    if options.stages is not None:
-        raise InputError(f"--stages {options.stages}: this command runs without stages; leave it out")
-    return stage_config(StageOptions(None, options, options))
-
-
-def stage_config(given: StageOptions) -> RunConfig:
-    """The settings of one stage."""
-    options = given.options
-    model = model_config(options)
-    return RunConfig(
-        model,
-        data_config(options),
-        _part(BatchConfig, options),
-        _part(OptimizationConfig, options),
-        _part(CheckpointConfig, options),
-        _part(StartConfig, argparse.Namespace(**vars(options), stage=given.stage)),
-        _part(ReportConfig, options),
-        vars(options),
-        vars(given.given),
-        _part(DeadlineConfig, options),
-        pipeline_config(options, model.bert.layers),
-    )
 
 
 def model_config(options: argparse.Namespace) -> ModelConfig:
@@ -179,27 +297,16 @@ def model_config(options: argparse.Namespace) -> ModelConfig:
         InputError: as `parse_model` and `read_config_file`; --gelu against the file; dropout rates of the
             file that differ, without --dropout.
     """
-    config = ModelConfig(
-        bert=named_config(options.model or DEFAULT_MODEL),
-        vocab_size=None,
-        initial_stdev=INITIAL_STDEV,
-        source=options.config_file,
-        unknown_keys=(),
-        dtype=options.dtype,
-        operators=options.operators,
-        dropout=DROPOUT if options.dropout is None else options.dropout,
-        pretrained=options.pretrained,
-        dataset_name=options.dataset_name,
-        padding=options.padding,
-    )
-    if options.config_file is not None:
-        return _of_file(config, options.gelu, dropout_given=options.dropout is not None)
-    return replace(config, bert=replace(config.bert, activation=options.gelu)) if options.gelu else config
+    config = taken(ModelConfig, options, bert=named_config(options.model or DEFAULT_MODEL))
+    if config.source is not None:
+        return _of_file(config, dropout_given=options.dropout is not None)
+    gelu = config.gelu
+    return replace(config, bert=replace(config.bert, activation=gelu)) if gelu else config
 
 
-def _of_file(config: ModelConfig, gelu: str | None, dropout_given: bool) -> ModelConfig:
+def _of_file(config: ModelConfig, dropout_given: bool) -> ModelConfig:
     """`config` with all that its --config_file says."""
-    path = str(config.source)
+    path, gelu = str(config.source), config.gelu
     file = read_config_file(path, "--config_file")
     if file.config.token_types < 2:
         raise InputError(
@@ -220,9 +327,3 @@ def _of_file(config: ModelConfig, gelu: str | None, dropout_given: bool) -> Mode
         initial_stdev=INITIAL_STDEV if file.initial_stdev is None else file.initial_stdev,
         unknown_keys=file.unknown_keys,
     )
-
-
-def _part(kind: type[T], options: argparse.Namespace) -> T:
-    """The options that `kind` has fields for; a field with a default need not be an option."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})

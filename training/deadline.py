@@ -11,11 +11,12 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Callable, Mapping
 
 from base.command_line import not_negative, positive
 from base.errors import RUN_AGAIN, InputError
 from base.launchers import is_number, launched_rank
+from base.options import LAUNCH, option
 
 SLURM_END = "SLURM_JOB_END_TIME"  # seconds since 1970, in the environment of a job's batch script
 FIRST_SAVE_RATE = 50e6  # bytes a second until a save has been measured: a slow network disk
@@ -26,28 +27,21 @@ _REMEMBERED = 50  # steps, saves, evaluations: the first step, which compiles, i
 
 @dataclass(frozen=True)
 class DeadlineConfig:
-    """The options: hours of a launch, and seconds to be left before its end; None: not given."""
+    """The end of a launch: hours that it may last, and seconds to be left before its end."""
 
-    max_hours: float | None = None
-    save_before: float | None = None
-
-
-def add_deadline_options(add: Callable[..., Any]) -> None:
-    """Adds --max_hours and --save_before. `add`: add_argument of a parser or group."""
-    add(
-        "--max_hours",
-        type=positive,
-        metavar="HOURS",
-        help="save and leave with exit code "
-        f"{RUN_AGAIN} (run me again) before the launch has lasted so many hours, start-up included; --resume "
-        "continues. For a queue's limit, give a little less",
+    max_hours: float | None = option(
+        f"save and leave with exit code {RUN_AGAIN} (run me again) before the launch has lasted so many "
+        "hours, start-up included; --resume continues. For a queue's limit, give a little less",
+        positive,
+        "HOURS",
+        scope=LAUNCH,
     )
-    add(
-        "--save_before",
-        type=not_negative,
-        metavar="SECONDS",
-        help=f"the same, so many seconds before the end of the Slurm job ({SLURM_END}) or of --max_hours; "
-        "120 is usual, a slow disk wants more",
+    save_before: float | None = option(
+        f"the same, so many seconds before the end of the Slurm job ({SLURM_END}) or of --max_hours; 120 is "
+        "usual, a slow disk wants more",
+        not_negative,
+        "SECONDS",
+        scope=LAUNCH,
     )
 
 

@@ -33,9 +33,8 @@ from data.sharing import Share
 from data.store.entropy import entropy, token_counts
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
-from training.config import RunConfig
+from training.config import PUBLISHED_VOCABULARIES, RunConfig
 from training.feed import DummyFeed, EvaluationFeed, Feed, FileFeed
-from training.options import PUBLISHED_VOCABULARIES
 from training.plan import RunPlan, make_plan
 from training.report import Reporter
 from training.run_inputs import About, Part, RunInputs

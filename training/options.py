@@ -1,53 +1,75 @@
-"""The command line of both training scripts. It is read before mxnet is imported: standard library only, and
-YAML where --options_file is given.
+"""The command line of both pretraining scripts: its options, in their order, checked against each other, and
+the settings that they stand for. It is read before mxnet is imported: standard library only, and YAML where
+--options_file is given.
 
-The options of GluonNLP v0.8.3's `run_pretraining_hvd.py` keep their names and meanings, so an existing
-command line runs unchanged; for later ones see training.gluonnlp_options. Where a default had to change, the
-help text says so.
+The options themselves are fields of the tables (base.options). Those of GluonNLP v0.8.3's
+`run_pretraining_hvd.py` keep their names and meanings, so an existing command line runs unchanged; for later
+ones see training.gluonnlp_options. Where a default had to change, the help text says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
-from base.command_line import (
-    OptionParser,
-    count,
-    not_negative,
-    path_name,
-    positive,
-    positive_int,
-    probability,
-    rate,
-    seed,
-    share,
-    within,
-)
+from base.command_line import OptionParser, Pair
 from base.errors import InputError
-from bert.configuration import BFLOAT16X3, GELU_FORMS, KEEP, PADDING, REMOVE
-from comm.options import add_communication_options, communication_config
-from data.options import add_data_options, add_vocabulary_options, check_data_options
-from training.config import DEFAULT_MODEL, model_config
-from training.deadline import DeadlineConfig, add_deadline_options, check_deadline
+from base.options import add_options, options_in, taken
+from bert.configuration import REMOVE
+from comm.options import CommunicationConfig, communication_config
+from data.options import DataConfig, check_data_options
+from lamb_paper import STAGES
+from training.config import (
+    DEFAULT_MODEL,
+    BatchConfig,
+    CheckpointConfig,
+    ModelConfig,
+    OptimizationConfig,
+    ReportConfig,
+    RunConfig,
+    model_config,
+)
+from training.deadline import DeadlineConfig, check_deadline
 from training.gluonnlp_options import add_gluonnlp_options, take_gluonnlp_options
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
-from training.options_file import OPTION, expand, given_file
-from training.pairs import StageOptions, accumulation, allow_pairs, options_of_stages
-from training.pipeline.options import add_pipeline_options, decay_schedule, pipeline_config
-from training.report_options import add_report_options
-from training.start_options import add_start_options, check_start_options
+from training.options_file import OPTIONS_FILE, expand, parse_words
+from training.pipeline.options import PipelineConfig, pipeline_config
+from training.start_options import StartConfig, check_start_options
 
 PUBLISHED_MODELS = ("bert_12_768_12", "bert_24_1024_16")  # of --pretrained
-PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
-    "book_corpus_wiki_en_uncased": 30522,
-    "book_corpus_wiki_en_cased": 28996,
-    "wiki_multilingual_uncased": 105879,
-    "wiki_multilingual_cased": 119547,
-    "wiki_cn_cased": 21128,
+_OF_STAGE_2 = {"data": "data_2", "data_eval": "data_eval_2"}  # what stage 2 has instead, where it is given
+TABLE = {
+    OPTIONS_FILE.name: OPTIONS_FILE,
+    **options_in(
+        *(ModelConfig, DataConfig, BatchConfig, OptimizationConfig, StartConfig, PipelineConfig),
+        *(CommunicationConfig, CheckpointConfig, DeadlineConfig, ReportConfig),
+    ),
 }
+GROUPS = {  # of --help, in its order
+    "model": "model config_file gelu pretrained dataset_name vocab sentencepiece dtype operators padding",
+    "data": "data data_eval raw eval_use_npz text_format split_sentences skip_bad_records cache_dir "
+    "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask static_masks cased "
+    "sp_nbest sp_alpha num_buckets num_data_workers dummy_data_len",
+    "batch": "batch_size use_avg_len accumulate batch_size_eval",
+    "optimization": "num_steps lr warmup_ratio end_lr schedule cooldown_ratio decay_power budget_hours "
+    "dropout optimizer optimizer_state bias_correction lower_bound upper_bound clip_norm seed",
+    "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial reset",
+    "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
+    "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
+    "checkpoints and output": "ckpt_dir ckpt_interval keep_checkpoints resume max_hours save_before "
+    "start_step log_interval progress peak_tflops verbose estimate profile",
+}
+_DESCRIPTIONS = {"optimization": "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"}
+
+
+class StageOptions(NamedTuple):
+    """The options of a stage, without pairs, and those of the whole run as they were `given`. `stage` is None
+    for a run without --stages."""
+
+    stage: int | None
+    options: argparse.Namespace
+    given: argparse.Namespace
 
 
 def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
@@ -57,253 +79,105 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
     Raises:
         InputError: an unknown option, a value out of its range, or options that exclude each other.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(description)
-    options = parser.parse_args(expand_options(words, parser))
-    options.options_file = given_file(words)
+    options = parse_words(_parser(description), argv)
     take_gluonnlp_options(options)
     stage_options(options)
     return options
 
 
-def stage_options(options: argparse.Namespace) -> list[StageOptions]:
-    """The options of each stage, checked; those given, completed, for a run without --stages.
-
-    Raises:
-        InputError: as `parse_options`.
-    """
-    stages = options_of_stages(options)
-    for each in stages:
-        try:
-            _check(each.options)
-        except InputError as error:
-            if len(stages) == 1:
-                raise
-            raise InputError(f"stage {each.stage}: {error}") from error
-    return stages
-
-
-def expand_options(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
+def expand_options(words: Sequence[str]) -> list[str]:
     """The words of a command line with the content of its --options_file in place of that option, for
     commands that pass options on.
 
     Raises:
         InputError: as `training.options_file.expand`.
     """
-    parser = parser or _parser("")
-    return expand(words, vars(parser.parse_args([])), parser.parse_args)
+    return expand(words, _parser(""))
 
 
-def _parser(description: str) -> argparse.ArgumentParser:
+def _parser(description: str) -> OptionParser:
     parser = OptionParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-
-    parser.add_argument(
-        OPTION,
-        type=path_name,
-        metavar="FILE",
-        help="YAML file of options by their names, such as the run.yaml that every run leaves in ckpt_dir; "
-        "the command line wins, and takes an option of the file back by --NAME=null, a flag by --FLAG=false",
-    )
-
-    group = parser.add_argument_group("model")
-    add = group.add_argument
-    add(
-        "--model",
-        help="bert_12_768_12 (base), bert_24_1024_16 (large), any bert_LAYERS_UNITS_HEADS (default: base)",
-    )
-    add(
-        "--config_file",
-        type=path_name,
-        metavar="FILE",
-        help="instead of --model: a bert_config.json of Google's or NVIDIA's, or Hugging Face's config.json",
-    )
-    add(
-        "--gelu",
-        choices=GELU_FORMS,
-        help="form of the activation: erf, x times the normal distribution, as GluonNLP, NVIDIA and Hugging "
-        "Face have it; tanh, the approximation in Google's code, with which Google's parameters were trained "
-        "(default: as --config_file says; erf where it says no more than gelu, and with --model)",
-    )
-    add("--pretrained", action="store_true", help="start from Google's published parameters (a download)")
-    add(
-        "--dataset_name",
-        default="book_corpus_wiki_en_uncased",
-        choices=sorted(PUBLISHED_VOCABULARIES),
-        help="vocabulary to download without --vocab and --sentencepiece (default: %(default)s)",
-    )
-    add_vocabulary_options(add)
-    add(
-        "--dtype",
-        choices=["float32", "float16", "bfloat16", BFLOAT16X3],
-        help="float16 keeps float32 master weights and scales the loss; for GPUs. bfloat16 rounds the "
-        "factors of matrix products; for CPUs, faster on those that multiply it (AVX-512 BF16, AMX). "
-        "bfloat16x3 splits float32 factors into two bfloat16 parts and multiplies three times, PyTorch's "
-        "matmul precision high: 16 bits, float32 has 24 and bfloat16 8; for CPUs with AMX, between "
-        "the two in speed: where float32's results are wanted sooner "
-        "(default: float16 on GPUs, float32 without)",
-    )
-    add(
-        "--operators",
-        choices=["auto", "fused", "mxnet"],
-        default="auto",
-        help="fused: this project's operators, for CPUs; mxnet: MXNet's own (default: fused where they can "
-        "be used and have been built)",
-    )
-    add(
-        "--padding",
-        choices=PADDING,
-        default=KEEP,
-        help="remove: the fused operators compute tokens alone, sequences end to end; for batches with much "
-        "padding, above 5%% of their positions, which data.inspect counts (default: keep)",
-    )
-
-    group = parser.add_argument_group("data")
-    add_data_options(group.add_argument)
-
-    group = parser.add_argument_group("batch")
-    add = group.add_argument
-    add(
-        "--batch_size",
-        type=positive_int,
-        default=8,
-        help="sequences per process and micro-batch; with --use_avg_len tokens. A V100 with 16 GB takes 8192 "
-        "tokens of BERT-large in float16 at 128 (default: 8)",
-    )
-    add(
-        "--use_avg_len",
-        action="store_true",
-        help="batch_size counts tokens, so short sequences come in larger batches",
-    )
-    add(
-        "--accumulate",
-        type=accumulation,
-        default=1,
-        help="micro-batches per step; a step sees batch_size x processes x accumulate (default: 1)",
-    )
-    add(
-        "--batch_size_eval",
-        type=positive_int,
-        default=8,
-        help="sequences per process in evaluation (default: 8)",
-    )
-
-    group = parser.add_argument_group(
-        "optimization", "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"
-    )
-    add = group.add_argument
-    add(
-        "--num_steps",
-        type=positive_int,
-        help="optimizer steps (default: the LAMB paper's for this batch size)",
-    )
-    add("--lr", type=positive, help="peak learning rate (default: the LAMB paper's for this batch size)")
-    add(
-        "--warmup_ratio",
-        type=probability,
-        help="share of the steps that warm up (default: the LAMB paper's)",
-    )
-    add("--end_lr", type=not_negative, default=0.0, help="learning rate at the last step (default: 0)")
-    add(
-        "--schedule",
-        type=decay_schedule,
-        choices=list(DECAY_POWERS),
-        default="polynomial",
-        help="after the warmup. polynomial: decay to the last step; wsd: constant, and a cooldown at the "
-        "end, so that a run can be made longer later (default: polynomial)",
-    )
-    add(
-        "--cooldown_ratio",
-        type=share,
-        help=f"wsd: share of the steps that cool down; 0.1 to 0.2 is usual (default: {COOLDOWN_RATIO:g})",
-    )
-    add(
-        "--decay_power",
-        type=positive,
-        help="polynomial: remaining share of the decay to this power, 1 is linear; wsd: 1 - elapsed share of "
-        "the cooldown to this power, 0.5 is 1-sqrt, 1 linear (default: 1; wsd: 0.5)",
-    )
-    add(
-        "--budget_hours",
-        type=within(1e-6, 1e6),
-        metavar="HOURS",
-        help="end after so many hours of training, saving, evaluation and start-up not counted, resumed runs "
-        "included; the schedule follows the elapsed share of them. In place of --num_steps",
-    )
-    add(
-        "--dropout",
-        type=rate,
-        help="of activations and attention, below 1 (default: of --config_file, else 0.1, as BERT)",
-    )
-    add("--optimizer", choices=["lamb", "bertadam", "adamw"], default="lamb", help="default: lamb")
-    add(
-        "--optimizer_state",
-        choices=["float32", "bfloat16"],
-        default="float32",
-        help="type of LAMB's and Adam's moments. bfloat16, stochastically rounded by the fused operators, "
-        "saves 4 bytes a parameter and a fifth of the update: for where memory is short, or batches so small "
-        "that the update is a tenth of the step or more (default: float32)",
-    )
-    add(
-        "--bias_correction",
-        action="store_true",
-        help="LAMB with Adam's bias correction (the authors' code has none)",
-    )
-    add("--lower_bound", type=positive, help="LAMB: least weight norm in the trust ratio")
-    add("--upper_bound", type=positive, help="LAMB: greatest weight norm in the trust ratio")
-    add(
-        "--clip_norm",
-        type=not_negative,
-        default=1.0,
-        help="global norm of the averaged gradient; 0: off (default: 1)",
-    )
-    add(
-        "--seed",
-        type=seed,
-        help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
-    )
-
-    group = parser.add_argument_group("start and stages")
-    add_start_options(group.add_argument)
-
-    group = parser.add_argument_group("layers over processes (docs/pipelines.md)")
-    add_pipeline_options(group.add_argument)
-
-    group = parser.add_argument_group("communication")
-    add_communication_options(group.add_argument)
-
-    group = parser.add_argument_group("checkpoints and output")
-    add = group.add_argument
-    add(
-        "--ckpt_dir",
-        type=path_name,
-        default="./ckpt_dir",
-        help="checkpoints, metrics and plots, of one run at a time (default: %(default)s)",
-    )
-    add(
-        "--ckpt_interval",
-        type=positive_int,
-        default=25000,
-        help="steps between checkpoints (default: 25000)",
-    )
-    add(
-        "--keep_checkpoints",
-        type=count,
-        default=0,
-        help="keep only the newest so many; 0 keeps all (default: 0)",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="continue from the newest complete checkpoint in ckpt_dir, if any",
-    )
-    add_deadline_options(add)
-    add("--start_step", type=count, default=0, help="continue from the checkpoint of this step")
-    add_report_options(add, log_interval=250)
+    OPTIONS_FILE.add(parser.add_argument)
+    table = {name: each.in_pairs() for name, each in TABLE.items()}
+    for title, names in GROUPS.items():
+        add_options(parser.add_argument_group(title, _DESCRIPTIONS.get(title)).add_argument, table, names)
     add_gluonnlp_options(parser.add_argument)
-    allow_pairs(parser)
     return parser
+
+
+def stage_options(options: argparse.Namespace) -> list[StageOptions]:
+    """The options of each stage that a run has, in order, checked and completed; of a run without --stages
+    the options themselves.
+
+    Of a pair each stage has its own value, a single value counts for both; stage 2 reads --data_2 and
+    --data_eval_2 where they are given.
+
+    Raises:
+        InputError: as `parse_options`; a pair, or data for stage 2, without --stages.
+    """
+    pairs = {name: value for name, value in vars(options).items() if isinstance(value, Pair)}
+    if options.stages is None:
+        for name, pair in pairs.items():
+            raise InputError(
+                f"--{name} {pair}: two values are for two stages; add --stages, or give one value"
+            )
+        for name in _OF_STAGE_2.values():
+            if getattr(options, name):
+                raise InputError(
+                    f"--{name} is for stage 2; add --stages, or name the data with --{name[:-2]}"
+                )
+        _check(options)
+        return [StageOptions(None, options, options)]
+    found = []
+    for stage in STAGES[options.stages]:
+        values = {**vars(options), **{name: pair[stage - 1] for name, pair in pairs.items()}}
+        if stage == 2:
+            values.update({name: values[other] for name, other in _OF_STAGE_2.items() if values[other]})
+        found.append(StageOptions(stage, argparse.Namespace(**values), options))
+    for each in found:
+        try:
+            _check(each.options)
+        except InputError as error:
+            raise error if len(found) == 1 else InputError(f"stage {each.stage}: {error}") from error
+    return found
+
+
+def run_config(options: argparse.Namespace) -> RunConfig:
+    """The settings that the options of a run without stages and pipelines stand for.
+
+    Raises:
+        InputError: options with --stages or --pipeline_stages, for which this command is not made.
+    """
+    if options.pipeline_stages > 1:
+        raise InputError(
+            f"--pipeline_stages {options.pipeline_stages}: this command has the whole model in every "
+            "process; leave it out"
+        )
+    if options.stages is not None:
+        raise InputError(f"--stages {options.stages}: this command runs without stages; leave it out")
+    return stage_config(StageOptions(None, options, options))
+
+
+def stage_config(given: StageOptions) -> RunConfig:
+    """The settings of one stage."""
+    options = given.options
+    model = model_config(options)
+    return RunConfig(
+        model,
+        taken(DataConfig, options),
+        taken(BatchConfig, options),
+        taken(OptimizationConfig, options),
+        taken(CheckpointConfig, options),
+        taken(StartConfig, options, stage=given.stage),
+        taken(ReportConfig, options),
+        vars(options),
+        vars(given.given),
+        taken(DeadlineConfig, options),
+        pipeline_config(options, model.bert.layers),
+        TABLE,
+    )
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -351,7 +225,7 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
     pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
-    check_deadline(DeadlineConfig(options.max_hours, options.save_before), os.environ)
+    check_deadline(taken(DeadlineConfig, options), os.environ)
     check_data_options(options)
     check_start_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

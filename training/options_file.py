@@ -9,16 +9,30 @@ YAML is imported only where a file is read or written; otherwise this module is 
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import math
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+import sys
+from typing import Any, Mapping, NamedTuple, Sequence
 
-from base.command_line import OptionParser
+from base.command_line import OptionParser, path_name
 from base.errors import InputError
 from base.files import replacing
+from base.options import RANK, Option
 from base.yaml_files import compose
 
 OPTION = "--options_file"
+OPTIONS_FILE = Option(
+    {
+        "type": path_name,
+        "metavar": "FILE",
+        "help": "YAML file of options by their names, such as the run.yaml that every run leaves in "
+        "ckpt_dir; the command line wins, and takes an option of the file back by --NAME=null, a flag by "
+        "--FLAG=false",
+    },
+    OPTION[2:],
+    RANK,
+)
 RUN_FILE = "run.yaml"
 _LARGEST = 1 << 16  # bytes; all options with long paths take a twentieth of it
 _NOTHING = ("", "~", "null", "Null", "NULL")  # YAML's spellings of null: the option is left out
@@ -37,15 +51,23 @@ class Entry(NamedTuple):
     value: str | bool | None
 
 
-def expand(words: Sequence[str], defaults: Mapping[str, Any], check: Callable[[list[str]], Any]) -> list[str]:
+def parse_words(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line, None: this process's, and of its --options_file.
+
+    Raises:
+        InputError: as `expand`, and for what the parser does not take.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(expand(words, parser))
+    options.options_file = next(iter(_without_files(words)[0]), None)
+    return options
+
+
+def expand(words: Sequence[str], parser: OptionParser) -> list[str]:
     """The words of a command line with the options of its --options_file in front, so that its own win.
 
     --NAME=null takes an option of the file back; --FLAG=true and --FLAG=false set a flag, whatever the file
     or an earlier word says of it.
-
-    Args:
-        defaults: every option by name; those that are False are flags.
-        check: parses words; raises InputError for a value that its option cannot have.
 
     Raises:
         InputError: a file that cannot be read, or a key or value in it that the command line does not take;
@@ -53,35 +75,33 @@ def expand(words: Sequence[str], defaults: Mapping[str, Any], check: Callable[[l
     """
     if {"-h", "--help"} & set(words):  # before anything is read
         return list(words)
-    parser = OptionParser(allow_abbrev=False, add_help=False)
-    parser.add_argument(OPTION, action="append", default=[])
-    given, rest = parser.parse_known_args(words)
-    if len(given.options_file) > 1:
-        raise InputError(f"{OPTION} {given.options_file[1]}: a command line has one such file")
+    paths, rest = _without_files(words)
+    if len(paths) > 1:
+        raise InputError(f"{OPTION} {paths[1]}: a command line has one such file")
+    defaults = vars(parser.parse_args([]))
     flags = {name for name, default in defaults.items() if default is False}
     in_front: list[str] = []
-    for path in given.options_file:
-        for entry in read_options(path, defaults):
-            if entry.value is None or entry.value is False:
-                continue
-            text = f"--{entry.name}" if entry.value is True else f"--{entry.name}={entry.value}"
-            try:
-                check([text])
-            except InputError as error:
-                reason = str(error).replace(" (--help lists the options)", "")
-                raise InputError(f"{OPTION} {path}, line {entry.line}: {reason}") from None
-            in_front.append(text)
+    for entry in read_options(paths[0], defaults) if paths else ():
+        if entry.value is None or entry.value is False:
+            continue
+        text = f"--{entry.name}" if entry.value is True else f"--{entry.name}={entry.value}"
+        try:
+            parser.parse_args([text])
+        except InputError as error:
+            reason = str(error).replace(" (--help lists the options)", "")
+            raise InputError(f"{OPTION} {paths[0]}, line {entry.line}: {reason}") from None
+        in_front.append(text)
     if in_front:
         in_front, rest = _take_back(in_front, rest, defaults)
     return _settle_flags([*in_front, *rest], flags)
 
 
-def given_file(words: Sequence[str]) -> str | None:
-    """The file that a command line names."""
+def _without_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files that a command line names, and its other words."""
     parser = OptionParser(allow_abbrev=False, add_help=False)
-    parser.add_argument(OPTION)
-    found: str | None = parser.parse_known_args(words)[0].options_file
-    return found
+    parser.add_argument(OPTION, action="append", default=[])
+    given, rest = parser.parse_known_args(words)
+    return given.options_file, rest
 
 
 def read_options(path: str, defaults: Mapping[str, Any]) -> list[Entry]:

@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 from base.command_line import path_name
 from base.errors import InputError
+from base.options import add_options, flag, option, options_in, taken
 from bert.config_file import ConfigFile, read_config_file
 from bert.configuration import GELU_FORMS, RELU, SIZES, BertConfig, named_config
 from bert.weights.beside import read_vocabulary
@@ -25,51 +26,46 @@ from training.start.weights import find_weights
 
 @dataclass(frozen=True)
 class PretrainedConfig:
-    """Facts about weights; None and False: not given. `config_path` names `config_file`."""
+    """Facts about weights; None and False: not given. `model` and `config_file` are what `name` and
+    `config_path` say."""
 
-    vocab: str | None
-    cased: bool
-    model: BertConfig | None
-    config_file: ConfigFile | None
-    config_path: str | None
-    gelu: str | None
+    vocab: str | None = option(
+        "vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the one "
+        "beside the weights, or of the run)",
+        path_name,
+    )
+    cased: bool = flag("upper case is kept (default: as beside the weights)")
+    name: str | None = option(
+        "bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: heads of "
+        "64 units, as in every BERT of Google's)",
+        name="model",
+    )
+    config_path: str | None = option(
+        "a bert_config.json or config.json in place of --model", path_name, name="config_file"
+    )
+    gelu: str | None = option(
+        "the form that the weights were trained with (default: as beside the weights; tanh for TensorFlow, "
+        "erf for others)",
+        choices=GELU_FORMS,
+    )
+    model: BertConfig | None = None
+    config_file: ConfigFile | None = None
 
 
 def add_pretrained_options(add: Callable[..., Any]) -> None:
     """Adds the options to a parser or a group, by its `add_argument`."""
-    add(
-        "--vocab",
-        type=path_name,
-        help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the "
-        "one beside the weights, or of the run)",
-    )
-    add("--cased", action="store_true", help="upper case is kept (default: as beside the weights)")
-    add(
-        "--model",
-        help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: "
-        "heads of 64 units, as in every BERT of Google's)",
-    )
-    add("--config_file", type=path_name, help="a bert_config.json or config.json in place of --model")
-    add(
-        "--gelu",
-        choices=GELU_FORMS,
-        help="the form that the weights were trained with (default: as beside the weights; tanh for "
-        "TensorFlow, erf for others)",
-    )
+    add_options(add, options_in(PretrainedConfig), "vocab cased model config_file gelu")
 
 
 def pretrained_config(options: argparse.Namespace) -> PretrainedConfig:
     """Facts that the options give. Raises InputError, also for a configuration file that cannot be used."""
     if options.model and options.config_file:
         raise InputError("--model and --config_file: give one of them")
-    path = options.config_file
-    return PretrainedConfig(
-        vocab=options.vocab,
-        cased=options.cased,
+    return taken(
+        PretrainedConfig,
+        options,
         model=named_config(options.model) if options.model else None,
-        config_file=read_config_file(path, "--config_file") if path else None,
-        config_path=path,
-        gelu=options.gelu,
+        config_file=read_config_file(options.config_file, "--config_file") if options.config_file else None,
     )
 
 

@@ -8,10 +8,9 @@ from typing import Callable
 from base.threads import set_threads
 from comm.base import Communicator
 from comm.options import CommunicationConfig, communication_config
-from training.config import stage_config
 from training.estimate import check_memory
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 from training.pipeline.options import check_launch
 from training.profiling.profiler import separate_operators
 

@@ -24,10 +24,9 @@ from base.tables import terminal
 from base.threads import set_threads
 from bert.configuration import BFLOAT16X3
 from data.options import MAX_POSITIONS
-from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
-from training.options import expand_options, parse_options
+from training.options import expand_options, parse_options, run_config
 from training.profiling.breakdown import break_down
 from training.profiling.picture import draw
 from training.profiling.profiler import TraceComplete, TracePlan, separate_operators

@@ -1,35 +1,65 @@
-"""Options that say where a run starts, and the stages that it has. Standard library only."""
+"""Table of the options that say where a run starts, and the stages that it has (base.options)."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Callable
 
 from base.command_line import path_name, path_names
 from base.errors import InputError
+from base.options import flag, option
 from lamb_paper import STAGES
 
 OPTIMIZER, SCHEDULE, DATA = RESETS = ("optimizer", "schedule", "data")
 _NONE = "none"
 
 
+def _resets(text: str) -> str:
+    """The names in their own order, so that the same request is the same text."""
+    names = {part.strip() for part in text.split(",")}
+    if names == {_NONE}:
+        return _NONE
+    if not names <= set(RESETS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of {', '.join(RESETS)}, with commas, or {_NONE}")
+    return ",".join(name for name in RESETS if name in names)
+
+
 @dataclass(frozen=True)
 class StartConfig:
     """Parameters that a run begins with, what else begins anew, and the stages.
 
-    Attributes:
-        init_from: what --init_from names.
-        reset: of `RESETS`, with commas, or "none"; None where left out.
-        stages: "1", "2", "both", or None for a run without stages.
-        stage: 1 or 2, the one that these settings are of; None for a run without stages.
+    `stage`: 1 or 2, the one that these settings are of; None for a run without stages.
     """
 
-    init_from: str | None = None
-    init_partial: bool = False
-    reset: str | None = None
-    keep_optimizer_state: bool = False
-    stages: str | None = None
+    stages: str | None = option(
+        "the LAMB paper's two stages in one ckpt_dir, of 128 and of 512 tokens: one of them, or both in one "
+        "launch. What may differ takes two values, as --num_steps 7038,1561; what is left out follows the "
+        "paper for each stage's own batch",
+        choices=sorted(STAGES),
+    )
+    data_2: str | None = option("what stage 2 trains on, where it is not --data", path_names, "DATA")
+    data_eval_2: str | None = option(
+        "what stage 2 evaluates on, where it is not --data_eval", path_names, "DATA"
+    )
+    keep_optimizer_state: bool = flag(
+        "stage 2 goes on with stage 1's moments and loss scale; the paper's begins without"
+    )
+    init_from: str | None = option(
+        "begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
+        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in ckpt_dir "
+        "wins",
+        path_name,
+        "WEIGHTS",
+    )
+    init_partial: bool = flag(
+        "with --init_from: take what fits this run's model and list what does not, which begins random"
+    )
+    reset: str | None = option(  # of RESETS, with commas, or "none"
+        "what begins anew: of optimizer, schedule and data one or more, with commas, or none (default: all "
+        "with --init_from, none with --start_step)",
+        _resets,
+        "LIST",
+    )
     stage: int | None = None
 
     @property
@@ -55,51 +85,8 @@ class StartConfig:
         return frozenset(RESETS) - ({OPTIMIZER} if self.keep_optimizer_state else frozenset())
 
 
-def add_start_options(add: Callable[..., Any]) -> None:
-    """Adds --stages, --init_from and what belongs to them."""
-    add(
-        "--stages",
-        choices=sorted(STAGES),
-        help="the LAMB paper's two stages in one ckpt_dir, of 128 and of 512 tokens: one of them, or both "
-        "in one launch. What may differ takes two values, as --num_steps 7038,1561; what is left out "
-        "follows the paper for each stage's own batch",
-    )
-    add("--data_2", type=path_names, metavar="DATA", help="what stage 2 trains on, where it is not --data")
-    add(
-        "--data_eval_2",
-        type=path_names,
-        metavar="DATA",
-        help="what stage 2 evaluates on, where it is not --data_eval",
-    )
-    add(
-        "--keep_optimizer_state",
-        action="store_true",
-        help="stage 2 goes on with stage 1's moments and loss scale; the paper's begins without",
-    )
-    add(
-        "--init_from",
-        type=path_name,
-        metavar="WEIGHTS",
-        help="begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, "
-        "a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in "
-        "ckpt_dir wins",
-    )
-    add(
-        "--init_partial",
-        action="store_true",
-        help="with --init_from: take what fits this run's model and list what does not, which begins random",
-    )
-    add(
-        "--reset",
-        type=_resets,
-        metavar="LIST",
-        help="what begins anew: of optimizer, schedule and data one or more, with commas, or none (default: "
-        "all with --init_from, none with --start_step)",
-    )
-
-
 def check_start_options(options: argparse.Namespace) -> None:
-    """Checks the options of `add_start_options` against each other and against --resume and --start_step.
+    """Checks the options of `StartConfig` against each other and against --resume and --start_step.
 
     Raises:
         InputError: they exclude each other, or one does nothing.
@@ -136,13 +123,3 @@ def check_start_options(options: argparse.Namespace) -> None:
         raise InputError("--pretrained begins stage 1; with --stages 2 leave it out")
     if options.stages and not (options.data or options.dummy_data_len):
         raise InputError("--stages is about training: give --data, or leave it out to evaluate")
-
-
-def _resets(text: str) -> str:
-    """The names in their own order, so that the same request is the same text."""
-    names = {part.strip() for part in text.split(",")}
-    if names == {_NONE}:
-        return _NONE
-    if not names <= set(RESETS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of {', '.join(RESETS)}, with commas, or {_NONE}")
-    return ",".join(name for name in RESETS if name in names)

@@ -21,9 +21,9 @@ from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, Trained
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
 from data import embedded
 from training.checkpoint import manifest_name
-from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options as parse_script_options
+from training.options import run_config
 from training.profiling.profiler import LAST
 
 RECORD = "record.json"

@@ -22,9 +22,8 @@ from bert.weights.bare_params import check_index, check_values, expected_shapes
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index, write_params
 from tests.processes import ROOT, run_command
-from training.config import run_config
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import parse_options, run_config
 
 MODEL, LAYERS, UNITS, TOKENS = "bert_2_16_2", 2, 16, 20
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]

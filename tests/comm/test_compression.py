@@ -13,9 +13,10 @@ from typing import Mapping, NamedTuple, Sequence
 import pytest
 
 from base.errors import InputError
+from base.options import add_options, options_in
 from comm.compression import PIECE_BYTES, byteps_settings, cut, horovod_settings, with_compression
 from comm.local import LocalCommunicator
-from comm.options import add_communication_options, communication_config
+from comm.options import CommunicationConfig, communication_config
 from tests.processes import LIMIT, run_ranks
 
 WORKER = Path(__file__).with_name("compression_worker.py")
@@ -204,7 +205,8 @@ def test_fewer_bytes_travel(ranks_of, own_network, name):
 def config(compression="none", k=None, feedback=False, bucket_mb=None):
     """As the command line gives it."""
     parser = argparse.ArgumentParser()
-    add_communication_options(parser.add_argument)
+    table = options_in(CommunicationConfig)
+    add_options(parser.add_argument, table, " ".join(table))
     words = ["--compression", compression, *(["--compression_k", str(k)] if k is not None else [])]
     words += [] if bucket_mb is None else ["--bucket_mb", str(bucket_mb)]
     return communication_config(parser.parse_args([*words, *(["--error_feedback"] if feedback else [])]))

@@ -25,7 +25,7 @@ LOOK = f"""
 import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from base.launchers import announced_sizes, launched_rank, local_size
-from comm.backends import choose_backend
+from comm.options import choose_backend
 seen = [choose_backend(None, os.environ)]
 seen += [each(os.environ) for each in (launched_rank, announced_sizes, local_size)]
 if "horovod" in sys.argv:

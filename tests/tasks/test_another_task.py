@@ -14,9 +14,8 @@ from bert.model import HEADS
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
-from training.config import run_config
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.report import read_metrics
 from training.train import train
 

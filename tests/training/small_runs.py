@@ -11,9 +11,8 @@ import pytest
 
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
-from training.config import stage_config
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 from training.train import train_stages
 
 SHAPE = {

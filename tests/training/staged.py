@@ -8,9 +8,8 @@ from typing import Any, Mapping
 
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
-from training.config import stage_config
 from training.inputs import Part, check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 from training.train import train_stages
 
 MODEL = "bert_1_16_2"

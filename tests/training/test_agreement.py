@@ -17,10 +17,9 @@ from data.opening import DataFiles
 from tests import disagreeing
 from tests.processes import LIMIT, ROOT, start_command
 from training.agreement import agree, describe
-from training.config import stage_config
 from training.device import Computing
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 
 
 class Together:

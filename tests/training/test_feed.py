@@ -18,9 +18,8 @@ from data.pretraining.batches import Batch
 from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
-from training.config import run_config
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.plan import make_plan
 from training.report import SilentReporter
 

@@ -20,9 +20,8 @@ from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from training import checkpoint
-from training.config import run_config
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import parse_options, run_config
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]  # 20 tokens
 MODEL = "bert_2_16_2"

@@ -14,10 +14,9 @@ from base.errors import InputError
 from bert.configuration import OPERATORS_LIBRARY
 from bert.weights.tensors import BFLOAT16
 from tests.training.small_runs import command, trained
-from training.config import stage_config
 from training.estimate import estimate
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 
 if not os.path.exists(OPERATORS_LIBRARY):
     pytest.skip("the fused operators have not been built", allow_module_level=True)

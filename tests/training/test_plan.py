@@ -7,8 +7,7 @@ import math
 import pytest
 
 from base.errors import InputError
-from training.config import run_config
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.plan import make_plan
 
 

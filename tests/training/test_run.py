@@ -29,13 +29,12 @@ from tests.training.tiny import (
     weights,
 )
 from training.checkpoint import block_arrays
-from training.config import run_config
 from training.exchange import broadcast_json
 from training.inputs import DATA_OPTIONS, DataFiles, Inputs
 from training.model import Model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.report import SilentReporter
 from training.run import Run as TrainingRun
 from training.saving import Saver

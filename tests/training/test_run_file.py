@@ -13,9 +13,8 @@ from bert.flops import BACKWARD, Size, forward_flops
 from comm.local import LocalCommunicator
 from tests.processes import ROOT, run_ranks
 from tests.training.test_options_file import options
-from training.config import run_config
 from training.metrics import Totals
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.plan import make_plan
 from training.profiling.profiler import TracePlan
 from training.run_file import write_run_file

@@ -12,9 +12,8 @@ from bert.weights.names import DECODER
 from comm.local import LocalCommunicator
 from data.tokenizing.vocab import load_vocab
 from tasks.pretraining.task import Pretraining
-from training.config import run_config
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import parse_options, run_config
 from training.start.weights import find_weights
 from training.train import train
 

@@ -15,9 +15,8 @@ from base.command_line import Pair
 from base.errors import InputError
 from tests.training.staged import MODEL, parts_of, words
 from training import checkpoint
-from training.config import run_config, stage_config
 from training.inputs import check_inputs
-from training.options import parse_options, stage_options
+from training.options import parse_options, run_config, stage_config, stage_options
 from training.plan import make_plan
 
 

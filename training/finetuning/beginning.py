@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
+from base.command_line import path_name
 from base.errors import InputError
+from base.options import flag, option
 from bert.configuration import BertConfig
 from bert.weights.bare_params import expected_shapes
 from bert.weights.names import POOLER, part_of
@@ -25,11 +27,15 @@ class BeginningConfig:
     """The options about weights. At most one of `init_from` (BERT) and `model_parameters` (with the head) is
     given; without, everything begins with random numbers, and `described` has a model and a vocabulary."""
 
-    init_from: str | None
-    model_parameters: str | None
-    sentencepiece: str | None
     described: PretrainedConfig
-    uncased: bool = False
+    init_from: str | None = None
+    model_parameters: str | None = option(
+        "a model fine-tuned by this script, with its head: to evaluate, or to go on training",
+        path_name,
+        "WEIGHTS",
+    )
+    sentencepiece: str | None = None
+    uncased: bool = flag("expect weights that ignore case; they say so by themselves")
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Found:
     tokenizer: TokenizerSettings
     weights: Weights | None
     flag: str = INIT_FROM
+    initial_stdev: float | None = None  # of random weights, as --config_file says it
 
     @property
     def tokenizer_config(self) -> TokenizerConfig:
@@ -76,7 +83,10 @@ def find_beginning(config: BeginningConfig) -> Found:
     tokenizer = described_tokenizer(weights, flag, config.described, config.sentencepiece)
     if config.uncased and tokenizer.cased:
         raise InputError(f"--uncased: {flag} {weights.source} keeps upper case; leave the option out")
-    return Found(weights.config, weights.vocab_size, tokenizer, weights, flag)
+    file = config.described.config_file
+    return Found(
+        weights.config, weights.vocab_size, tokenizer, weights, flag, file.initial_stdev if file else None
+    )
 
 
 def _random(config: BeginningConfig) -> Found:
@@ -100,7 +110,8 @@ def _random(config: BeginningConfig) -> Found:
             f"--config_file {described.config_path}: vocab_size is {rows}, but --vocab has "
             f"{len(vocabulary)} tokens"
         )
-    return Found(bert, rows, TokenizerSettings(vocabulary, config.sentencepiece, described.cased), None)
+    tokenizer = TokenizerSettings(vocabulary, config.sentencepiece, described.cased)
+    return Found(bert, rows, tokenizer, None, initial_stdev=file.initial_stdev if file else None)
 
 
 def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, 
 from data.fingerprint import DIGITS
 from data.sharing import Share
 from data.tokenizing.vocab import Vocabulary
-from tasks.base import Collector
+from tasks.base import Collector, Task
 from training.config import RunConfig
 from training.feed import EvaluationFeed, Feed, FileFeed
+from training.finetuning.beginning import TaskParameters
 from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
 from training.plan import RunPlan
 from training.report import Reporter
@@ -41,6 +42,37 @@ class EvaluationExamples(TrainingExamples, Protocol):
 
     def collector(self) -> Collector:
         """A new collector of their outputs."""
+
+
+class Read(NamedTuple):
+    """Examples to train on and to evaluate on, None where there are none, and warnings for people."""
+
+    training: TrainingExamples | None
+    evaluation: EvaluationExamples | None
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """The files of a task.
+
+    Attributes:
+        name: of the benchmark.
+        main_score: the score that decides.
+        parameters: of the task's network.
+        data_options, evaluation_options: as in training.run_inputs.RunInputs.
+        read: makes all of their examples; predictions are written into the folder that it is given. Raises
+            InputError for a damaged file.
+        task: makes the task, for which MXNet is imported.
+    """
+
+    name: str | None
+    main_score: str
+    parameters: TaskParameters
+    data_options: Sequence[str]
+    evaluation_options: Sequence[str]
+    read: Callable[[str], Read]
+    task: Callable[[], Task]
 
 
 @dataclass(frozen=True)

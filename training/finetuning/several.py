@@ -9,31 +9,22 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.launchers import launched_rank
+from base.options import RUN, taken
 from base.tables import terminal
 from base.threads import set_threads
 from comm.base import Communicator
-from comm.options import CommunicationConfig
+from comm.options import CommunicationConfig, choose_backend, communication_config
 from tasks.base import Task
 from training.estimate import check_memory
-from training.finetuning.options import Defaults, make_parser
+from training.finetuning.beginning import BeginningConfig, find_beginning, take_initial
+from training.finetuning.inputs import FinetuningInputs
+from training.finetuning.options import Script, finetuning_config, parse
+from training.pretrained_options import pretrained_config
 from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
-from training.run_inputs import Part
-
-# Options in which a resumed launch may differ from the one before it, besides those of the members.
-_OF_A_LAUNCH = (
-    *("seed", "seeds", "search", "ckpt_dir", "resume", "options_file", "backend", "comm_timeout"),
-    *(
-        "progress",
-        "verbose",
-        "log_interval",
-        "profile",
-        "peak_tflops",
-        "num_data_workers",
-        "max_hours",
-        "save_before",
-    ),
-)
+from training.run_inputs import About, Part
+from training.start.decision import check_start
+from training.start.initial import Wanted
 
 
 class Prepared(NamedTuple):
@@ -46,10 +37,48 @@ class Prepared(NamedTuple):
     communication: CommunicationConfig
 
 
+def prepare(script: Script, argv: Sequence[str] | None) -> Prepared:
+    """The run of a command line: everything is read and checked, MXNet is not imported.
+
+    Raises:
+        InputError: bad options, files or weights.
+    """
+    options = parse(script, argv)
+    backend = choose_backend(options.backend, os.environ)
+    found = find_beginning(taken(BeginningConfig, options, described=pretrained_config(options)))
+    length, positions = options.max_seq_length, found.bert.positions
+    if positions < length:
+        raise InputError(f"--max_seq_length {length}: the model has {positions} positions")
+    files = script.open(options, found)
+    config = finetuning_config(options, found, script.table)
+    wanted = Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary)
+    start = check_start(config, wanted, lambda: take_initial(found, files.parameters))
+    read = files.read(config.checkpoint.ckpt_dir)
+    inputs = FinetuningInputs(
+        training=read.training,
+        evaluation=read.evaluation,
+        vocabulary=found.tokenizer.vocabulary,
+        vocab_size=found.vocab_size,
+        max_seq_length=length,
+        epochs=options.epochs,
+        start=start,
+        messages=read.messages,
+        data_options=files.data_options,
+        evaluation_options=files.evaluation_options if read.evaluation else (),
+        about=About(
+            data=files.name,
+            epochs=None if options.num_steps or options.only_predict else options.epochs,
+            main_score=files.main_score,
+            is_result=True,
+        ),
+    )
+    return Prepared(Part(config, inputs), files.task, backend, communication_config(options))
+
+
 def fine_tune(
-    argv: Sequence[str] | None,
-    prepare: Callable[[Sequence[str]], Prepared],
+    script: Script,
     open_communicator: Callable[[str, CommunicationConfig], Communicator],
+    argv: Sequence[str] | None = None,
 ) -> int:
     """Runs the command; every rank calls it. Returns the exit code of the process.
 
@@ -61,12 +90,12 @@ def fine_tune(
         TrainingError: as `training.train.train_stages`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    whole = prepare(words)
-    plan = _plan_of(whole.part.config.options)
+    whole = prepare(script, words)
+    plan = _plan_of(script, whole.part.config.options)
     place = whole.part.config.checkpoint.ckpt_dir
     if plan.members and launched_rank(os.environ) == 0:
         check_plan(place, plan, whole.part.config.checkpoint.resume)
-    code = check_memory([whole.part], whole.backend, bool(whole.part.config.options["estimate"]))
+    code = check_memory([whole.part], whole.backend, whole.part.config.report.estimate)
     if code is not None:
         return code
     set_threads()  # before mxnet is imported below
@@ -81,7 +110,7 @@ def fine_tune(
     communicator = open_communicator(whole.backend, whole.communication)
     seed = broadcast_json(whole.part.config.optimization.seed, communicator)
     if whole.part.config.checkpoint.resume and whole.part.config.optimization.seed is None is not seed:
-        whole = prepare([*words, "--seed", str(seed)])  # of a checkpoint that only rank 0 sees
+        whole = prepare(script, [*words, "--seed", str(seed)])  # of a checkpoint that only rank 0 sees
     if not plan.members:
         code = train_stages([whole.part], whole.task(), communicator)
         communicator.close()
@@ -91,7 +120,7 @@ def fine_tune(
     del whole  # its examples, which each run has again
 
     def run(member: Member, folder: str, stop: Any) -> int:
-        prepared = prepare([*words, *member.words, "--ckpt_dir", folder])
+        prepared = prepare(script, [*words, *member.words, "--ckpt_dir", folder])
         return train_stages([_alone(prepared.part)], prepared.task(), communicator, stop)
 
     note = _say if communicator.rank == 0 else _keep_silent
@@ -106,20 +135,21 @@ def fine_tune(
     return code
 
 
-def _plan_of(options: Mapping[str, Any]) -> Plan:
+def _plan_of(script: Script, options: Mapping[str, Any]) -> Plan:
     """The members that the options name. Raises InputError as `members_of`, and for values that no option
     takes."""
     members = members_of(options["seeds"], options["search"], options["seed"])
     if members and options["only_predict"]:
         raise InputError("--seeds and --search train; leave --only_predict out")
-    parser = make_parser("", Defaults(1, 1, 1, 1))
+    parser = script.parser()
     for member in members:
         try:
             parser.parse_args(member.words)
         except InputError as error:
             raise InputError(f"--search: {error}") from error
-    searched = {name for name, _ in options["search"] or ()}
-    left_out = {*_OF_A_LAUNCH, *searched}
+    # What may be another one in a resumed launch, and what the members themselves have.
+    left_out = {"seed", "seeds", "search", *(name for name, _ in options["search"] or ())}
+    left_out |= {name for name, each in script.table.items() if each.scope != RUN}
     return Plan(members, {name: value for name, value in options.items() if name not in left_out})
 
 

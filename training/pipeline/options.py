@@ -1,20 +1,26 @@
-"""Options for layers over ranks, and the configuration made of them. Standard library only."""
+"""Table of the options for layers over ranks (base.options). Standard library only."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Mapping
 
 from base.command_line import whole
 from base.errors import InputError
 from base.launchers import BYTEPS
+from base.options import option, taken
 from bert.configuration import MOST_LAYERS, REMOVE
 from training.pipeline.placement import INTRA_FIRST, PLACEMENTS, announced_size, check_size
 from training.pipeline.split import check_stages, given_split
 
 ONE_F_ONE_B, GPIPE = SCHEDULES = ("1f1b", "gpipe")
-_stages = whole(1, MOST_LAYERS, "one for each layer of the deepest model")
+
+
+def _counts(text: str) -> str:
+    """The layers of each stage in one form, so that the same request is the same text."""
+    layers = whole(1, MOST_LAYERS)
+    return ",".join(str(layers(part.strip())) for part in text.split(","))
 
 
 @dataclass(frozen=True)
@@ -23,56 +29,49 @@ class PipelineConfig:
 
     Attributes:
         stages: ranks that one replica of the model lies on; 1: every rank has all of it.
-        placement: of PLACEMENTS.
-        schedule: of SCHEDULES.
         split: layers of each stage; None: balanced.
     """
 
-    stages: int = 1
-    placement: str = INTRA_FIRST
-    schedule: str = ONE_F_ONE_B
-    split: tuple[int, ...] | None = None
-
-
-def add_pipeline_options(add: Callable[..., Any]) -> None:
-    """Adds the options. add: `add_argument` of a parser or group."""
-    add(
-        "--pipeline_stages",
-        type=_stages,
-        metavar="S",
-        default=1,
-        help="processes that share the layers of one model; the number of processes is a multiple of S, and "
+    stages: int = option(
+        "processes that share the layers of one model; the number of processes is a multiple of S, and "
         "--batch_size counts for S processes together. For a model that does not fit one process, or between "
         "slow hosts. While a pipeline of S fills and empties, (S - 1) / (M + S - 1) of its time is lost "
         "(M: --accumulate): give M at least 4 S (default: 1, every process has the whole model)",
+        whole(1, MOST_LAYERS, "one for each layer of the deepest model"),
+        "S",
+        1,
+        name="pipeline_stages",
     )
-    add(
-        "--placement",
+    placement: str = option(
+        "intra_first: S neighbouring processes, mostly of one host, are a model: activations stay inside "
+        "hosts, gradients travel between them. inter_first: neighbouring stages are on different hosts, and "
+        "with as many hosts as stages gradients stay inside hosts: faster where a process's gradients are "
+        "more than the activations of a step",
         choices=PLACEMENTS,
-        help="intra_first: S neighbouring processes, mostly of one host, are a model: activations stay "
-        "inside hosts, gradients travel between them. inter_first: neighbouring stages are on different "
-        "hosts, and with as many hosts as stages gradients stay inside hosts: faster where a process's "
-        f"gradients are more than the activations of a step (default: {INTRA_FIRST})",
+        default=INTRA_FIRST,
+        unset=True,
     )
-    add(
-        "--pipeline_schedule",
-        choices=SCHEDULES,
-        help="1f1b: backward as soon as possible, so that stage i of S keeps the activations of S - i "
+    schedule: str = option(
+        "1f1b: backward as soon as possible, so that stage i of S keeps the activations of S - i "
         "micro-batches at most; gpipe: all forward, then all backward, which keeps those of all M. Both take "
-        f"as long and give the same result (default: {ONE_F_ONE_B})",
+        "as long and give the same result",
+        choices=SCHEDULES,
+        default=ONE_F_ONE_B,
+        name="pipeline_schedule",
+        unset=True,
     )
-    add(
-        "--pipeline_split",
-        type=_counts,
-        metavar="N,N,...",
-        help="transformer layers of each stage, as 6,7,7,4; the first also has the embeddings, the last the "
+    split: tuple[int, ...] | None = option(
+        "transformer layers of each stage, as 6,7,7,4; the first also has the embeddings, the last the "
         "heads, worth about half a layer of BERT-base, and fused operators make the top layer cheap "
         "(default: by counted operations, as the table at the start shows)",
+        _counts,
+        "N,N,...",
+        name="pipeline_split",
     )
 
 
 def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
-    """The configuration that the options of `add_pipeline_options` give for a model of so many layers.
+    """The configuration of a command line, for a model of so many layers.
 
     Raises:
         InputError: more stages than layers, a split that is not of this model, an option that does nothing
@@ -108,12 +107,7 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
     if options.pipeline_split is not None:
         split = tuple(map(int, options.pipeline_split.split(",")))
         given_split(split, stages, layers)
-    return PipelineConfig(
-        stages,
-        options.placement or INTRA_FIRST,
-        options.pipeline_schedule or ONE_F_ONE_B,
-        split,
-    )
+    return taken(PipelineConfig, options, split=split)
 
 
 def check_dtype(dtype: str | None) -> None:
@@ -145,12 +139,6 @@ def check_launch(stages: int, backend: str, estimates: bool, environ: Mapping[st
     size = announced_size(environ)
     if not (estimates and size is None):
         check_size(size or 1, stages)
-
-
-def _counts(text: str) -> str:
-    """The layers of each stage in one form, so that the same request is the same text."""
-    layers = whole(1, MOST_LAYERS)
-    return ",".join(str(layers(part.strip())) for part in text.split(","))
 
 
 def decay_schedule(text: str) -> str:

@@ -19,6 +19,7 @@ from base.command_line import shown
 from base.errors import InputError, NotFiniteError
 from base.files import replacing
 from base.json_files import read_json_object
+from base.options import option
 from training.results.record import (
     FINISHED,
     NO_MEMORY,
@@ -79,27 +80,6 @@ class RunMember(Protocol):
     def __call__(self, member: Member, folder: str, stop: StopRequest) -> int: ...
 
 
-def add_members_options(add: Callable[..., Any]) -> None:
-    """Adds --seeds and --search. add: `add_argument` of a parser or group."""
-    add(
-        "--seeds",
-        type=seeds_of,
-        metavar="N|A,B,...",
-        help="run N times, with the seeds --seed, --seed + 1, ..., or once with each of the seeds A,B,..., "
-        "and report mean and standard deviation. Rule of thumb: 5; with fewer, no two models are "
-        "called different",
-    )
-    add(
-        "--search",
-        nargs="+",
-        type=axis_of,
-        metavar="NAME=A,B",
-        help="run each combination of these values, and report the best by the score on the dev split; NAME "
-        f"is {', '.join(SEARCHED)}. Rule of thumb: lr=2e-5,3e-5,5e-5 epochs=2,3,4; with less than 10,000 "
-        "examples also --seeds 5",
-    )
-
-
 def seeds_of(text: str) -> int | tuple[int, ...]:
     """Reads --seeds: how many, or which ones."""
     parts = [part.strip() for part in text.split(",")]
@@ -132,6 +112,27 @@ def axis_of(text: str) -> tuple[str, tuple[str, ...]]:
     if len(set(parts)) < len(parts):
         raise argparse.ArgumentTypeError(f"{shown(text)} has a value twice")
     return name, tuple(parts)
+
+
+@dataclass(frozen=True)
+class MembersConfig:
+    """Options that make several runs of one."""
+
+    seeds: int | tuple[int, ...] | None = option(
+        "run N times, with the seeds --seed, --seed + 1, ..., or once with each of the seeds A,B,..., and "
+        "report mean and standard deviation. Rule of thumb: 5; with fewer, no two models are called "
+        "different",
+        seeds_of,
+        "N|A,B,...",
+    )
+    search: Sequence[tuple[str, tuple[str, ...]]] | None = option(
+        "run each combination of these values, and report the best by the score on the dev split; NAME is "
+        f"{', '.join(SEARCHED)}. Rule of thumb: lr=2e-5,3e-5,5e-5 epochs=2,3,4; with less than 10,000 "
+        "examples also --seeds 5",
+        axis_of,
+        "NAME=A,B",
+        nargs="+",
+    )
 
 
 def members_of(

@@ -14,6 +14,7 @@ from base.errors import InputError, TrainingError
 from data.questions.scores import score_v2
 from tasks.squad.examples import EvaluationWindows
 from tests.finetuned import squad, write_data
+from training.finetuning.several import prepare
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def data(tmp_path_factory) -> Path:
 
 def evaluation(data: Path, output: Path, **changes: Any) -> EvaluationWindows:
     output.mkdir(exist_ok=True)
-    part, *_ = finetune_squad.prepare(squad(data, output, **changes))
+    part, *_ = prepare(finetune_squad.SCRIPT, squad(data, output, **changes))
     return part.inputs.evaluation
 
 
@@ -82,25 +83,25 @@ def test_the_threshold_is_the_best_one_of_the_held_out_articles(data, tmp_path):
 
 
 def test_held_out_articles_are_not_trained_on(data, tmp_path):
-    part, *_ = finetune_squad.prepare(squad(data, tmp_path, tune_threshold=0.5))
-    whole, *_ = finetune_squad.prepare(squad(data, tmp_path))
+    part, *_ = prepare(finetune_squad.SCRIPT, squad(data, tmp_path, tune_threshold=0.5))
+    whole, *_ = prepare(finetune_squad.SCRIPT, squad(data, tmp_path))
     held_out = len(part.inputs.evaluation.tuning.windows)
     assert len(part.inputs.training.lengths) + held_out == len(whole.inputs.training.lengths)
     with pytest.raises(InputError, match="--tune_threshold needs --version_2"):
-        finetune_squad.prepare(squad(data, tmp_path, tune_threshold=0.5, version_2=None))
+        prepare(finetune_squad.SCRIPT, squad(data, tmp_path, tune_threshold=0.5, version_2=None))
 
 
 def test_a_loss_over_padding_is_over_the_whole_length(data, tmp_path):
     """Of every batch, as in Google's code; --padding remove has no such rows."""
     for padding, longest in ("tokens", {40, 48}), ("padded", {48}):
-        part, *_ = finetune_squad.prepare(squad(data, tmp_path, loss_over=padding))
+        part, *_ = prepare(finetune_squad.SCRIPT, squad(data, tmp_path, loss_over=padding))
         order = part.inputs._order(part.config, part.inputs.training, (3, 0, 1))
         rows = [each for step in range(order.num_steps(1)) for each in order.micro_batches(step)]
         batches = [part.inputs.training.collate(*each) for each in rows]
         assert {each.input_ids.shape[1] for each in batches} == longest
         assert any((each.valid_lengths < 40).any() for each in batches)
     with pytest.raises(InputError, match="--padding remove"):
-        finetune_squad.prepare(squad(data, tmp_path, loss_over="padded", padding="remove"))
+        prepare(finetune_squad.SCRIPT, squad(data, tmp_path, loss_over="padded", padding="remove"))
 
 
 def test_diverged_logits_are_no_answers(data, tmp_path):

@@ -12,8 +12,7 @@ import pytest
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD
 from tests.processes import LIMIT, ROOT
-from training.config import run_config, stage_config
-from training.options import parse_options, stage_options
+from training.options import parse_options, run_config, stage_config, stage_options
 from training.pipeline.options import PipelineConfig, check_launch
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 
 from base.threads import set_threads
-from training.config import stage_config
 from training.entry import exit_code
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 from training.results.members import Plan, members_of, run_members
 
 

@@ -12,14 +12,15 @@ import pytest
 
 from base.command_line import OptionParser
 from base.errors import InputError, NotFiniteError
+from base.options import add_options, options_in
 from comm.local import LocalCommunicator
 from tests.training.results.made import TUNED, written
 from training.results.members import (
     MEMBERS_FILE,
     MOST,
     Member,
+    MembersConfig,
     Plan,
-    add_members_options,
     axis_of,
     check_plan,
     has_plan,
@@ -34,7 +35,7 @@ from training.results.record import FAILED, FINISHED, NO_MEMORY, NOT_FINITE, UNF
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = OptionParser()
-    add_members_options(parser.add_argument)
+    add_options(parser.add_argument, options_in(MembersConfig), "seeds search")
     return parser.parse_args(words)
 
 

@@ -17,9 +17,8 @@ from base.files import sha256_of
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
 from training.checkpoint import list_steps, params_path, read_manifest
-from training.config import stage_config
 from training.inputs import check_parts
-from training.options import parse_options, stage_options
+from training.options import parse_options, stage_config, stage_options
 from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
 from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, has_result, read_result
