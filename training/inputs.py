@@ -26,7 +26,7 @@ from data.opening import (
     named_data,
     open_data,
 )
-from data.options import MASKED_LM_PROB, MAX_POSITIONS, DataConfig, MaskingConfig
+from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, dummy_batch
 from data.pretraining.evaluation import control_batches, evaluation_batches
 from data.sharing import Share
@@ -159,7 +159,8 @@ class Inputs:
             return None
         masking = self.config.masking
         # So that figures compare, however a run masks. The limit on predictions is for training alone.
-        judged = replace(masking, masked_lm_prob=MASKED_LM_PROB, max_predictions_per_seq=self.max_seq_length)
+        share, most = self.config.eval_masked_lm_prob, self.max_seq_length
+        judged = replace(masking, masked_lm_prob=share, max_predictions_per_seq=most)
         inputs = replace(self, config=replace(self.config, masking=judged))
         opened = open_source(inputs, self.evaluation, communicator)
         source, store = opened.source, opened.tokens
@@ -288,6 +289,10 @@ def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
             widths.append(check_instances(data.paths, masking.max_seq_length, predictions))
         elif data.kind == TEXT:
             check_text(data.paths)
+    if evaluation.kind == INSTANCES and config.eval_masked_lm_prob != DataConfig().eval_masked_lm_prob:
+        raise InputError(
+            "--eval_masked_lm_prob: --data_eval names files with masks, which hold theirs already"
+        )
     default = MaskingConfig()
     for flag in ("whole_word_mask", "masked_lm_prob", "short_seq_prob"):
         if only_masked and getattr(masking, flag) != getattr(default, flag):

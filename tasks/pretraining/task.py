@@ -147,7 +147,7 @@ class Loss(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """How much less a loss is with the predictions' own context, and its standard error; None: not known."""
+    """Difference that its own context makes to a loss, and its standard error; None: not known."""
 
     value: float | None = None
     error: float | None = None
