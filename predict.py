@@ -4,6 +4,7 @@
 python predict.py runs/own "The capital of France is [MASK] ."
 python predict.py bert-base-uncased "He ate an apple ." "It was [MASK] ."
 python predict.py uncased_L-12_H-768_A-12/bert_model.ckpt --file questions.txt --json
+python predict.py runs/own --examples corpus/eval.txt
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, positive_int, whole
+from base.command_line import OptionParser, path_name, path_names, positive_int, whole
 from base.errors import InputError
 from base.options import add_options, flag, option, options_in, taken
 from base.threads import set_threads
 from bert.configuration import KEEP, PADDING
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
 from bert.weights.tensors import Weights
+from data.text.corpus import expand_inputs
+from data.text.examples import masked_examples
 from data.tokenizing.tokenizer import TokenizerSettings, encode_marked
 from data.tokenizing.vocab import Vocabulary
 from training.entry import exit_code
@@ -35,6 +38,8 @@ from training.pretrained_options import (
 )
 
 _WEIGHTS = "WEIGHTS"
+EXAMPLES = 3  # as many as one looks at
+SOURCES = ("file", "examples")
 _EPILOG = """WEIGHTS are recognised by their content: a folder of this project's checkpoints (the newest
 complete one, or FOLDER:STEP), a .params file, a Hugging Face folder, a TensorFlow checkpoint, a
 pytorch_model.bin or NVIDIA's ckpt_*.pt. docs/predict.md is the guide."""
@@ -42,10 +47,12 @@ pytorch_model.bin or NVIDIA's ckpt_*.pt. docs/predict.md is the guide."""
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """One command. `inputs`: sentences or pairs, from the command line or the file."""
+    """One command. `inputs`: sentences or pairs, from the command line or the file. `examples`: files of
+    text to draw them from instead."""
 
     weights: str
     inputs: tuple[Input, ...]
+    examples: tuple[str, ...]
     described: PretrainedConfig
     json: bool = flag("one JSON object a line")
     top_k: int = option("tokens shown for each [MASK]", positive_int, default=5)
@@ -68,11 +75,13 @@ class PredictConfig:
 
 
 class Input(NamedTuple):
-    """A sentence, or two. `place`: where it stands, for messages."""
+    """A sentence, or two. `place`: where it stands, for messages. `answer`: the token behind its [MASK],
+    where that is known."""
 
     place: str
     first: str
     second: str | None = None
+    answer: int | None = None
 
 
 class Question(NamedTuple):
@@ -87,17 +96,22 @@ class Question(NamedTuple):
 def parse(arguments: Sequence[str] | None) -> PredictConfig:
     """The command line. Raises InputError, also for a file that cannot be read."""
     options = _parser().parse_intermixed_args(arguments)  # TEXT after options, too
-    if options.file is None:
+    named = [f"--{name} {value}" for name, value in vars(options).items() if name in SOURCES and value]
+    named += ["sentences on the command line"] if options.text else []
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(named)} exclude each other")
+    inputs: list[Input] = []
+    if options.file:
+        inputs = list(_read(options.file))
+    elif not options.examples:
         if not 1 <= len(options.text) <= 2:
             raise InputError(f"give one sentence with [MASK], or two, or --file (not {len(options.text)})")
         inputs = [Input("the text", *options.text)]
-    elif options.text:
-        raise InputError(f"--file {options.file} and sentences on the command line exclude each other")
-    else:
-        inputs = list(_read(options.file))
+    examples = tuple(expand_inputs(options.examples, "--examples")) if options.examples else ()
     if options.vocab and options.sentencepiece:
         raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
-    return taken(PredictConfig, options, inputs=tuple(inputs), described=pretrained_config(options))
+    described = pretrained_config(options)
+    return taken(PredictConfig, options, inputs=tuple(inputs), examples=examples, described=described)
 
 
 def prepare(config: PredictConfig) -> tuple[Weights, Vocabulary, list[Question]]:
@@ -119,10 +133,14 @@ def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettin
             nothing, or asks for what a missing head would answer.
     """
     vocabulary = settings.vocabulary
-    texts = [text for each in config.inputs for text in (each.first, each.second or "")]
-    encoded = iter(encode_marked(texts, settings.build(), vocabulary))
+    tokenizer, inputs = settings.build(), config.inputs
+    if config.examples:
+        drawn = masked_examples(config.examples, tokenizer, vocabulary, EXAMPLES)
+        inputs = tuple(Input("--examples", text, answer=token) for text, token in drawn)
+    texts = [text for each in inputs for text in (each.first, each.second or "")]
+    encoded = iter(encode_marked(texts, tokenizer, vocabulary))
     made = []
-    for asked in config.inputs:
+    for asked in inputs:
         first, second = next(encoded), next(encoded)
         masks = (first + second).count(vocabulary.mask_id)
         _check(asked, masks, weights)
@@ -198,6 +216,7 @@ def answer(
                 "second": second,
                 "masks": [_likeliest(row, vocabulary, config.top_k) for row in probabilities.tokens],
                 "next_sentence": probabilities.next_sentence if follows else None,
+                **_true_token(question.asked.answer, probabilities.tokens, vocabulary),
             }
 
 
@@ -210,6 +229,17 @@ def _likeliest(probabilities: np.ndarray, vocabulary: Vocabulary, count: int) ->
     ]
 
 
+def _true_token(answer: int | None, probabilities: np.ndarray, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The token that stood in the place of the one [MASK], and its rank among all; nothing where it is not
+    known."""
+    if answer is None:
+        return {}
+    own = probabilities[0][answer]
+    rank = 1 + int((probabilities[0][: len(vocabulary)] > own).sum())
+    true = {"token": vocabulary.tokens[answer], "id": answer, "probability": float(own), "rank": rank}
+    return {"true": true}
+
+
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """An answer for people."""
     second = found["second"]
@@ -217,6 +247,10 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for number, tokens in enumerate(found["masks"], 1):
         name = "[MASK]" if len(found["masks"]) == 1 else f"[MASK] {number}"
         yield f"  {name}  " + "  ".join(f"{each['token']} {each['probability']:.1%}" for each in tokens)
+    if "true" in found:
+        true = found["true"]
+        place = f"number {true['rank']:,} of the answers, {true['probability']:.1%}"
+        yield f"  the word was {true['token']}: {place}"
     if found["next_sentence"] is not None:
         yield f"  the second sentence follows the first: {found['next_sentence']:.1%}"
     elif second is not None:
@@ -242,7 +276,7 @@ def _read(path: str) -> Iterator[Input]:
             raise InputError(f"{place}: not valid UTF-8") from error
         if len(sentences) > 2:
             raise InputError(f"{place}: {len(sentences) - 1} tabs; one tab separates two sentences")
-        yield Input(place, *sentences)
+        yield Input(place, sentences[0], sentences[1] if len(sentences) > 1 else None)
 
 
 def _parser() -> OptionParser:
@@ -262,6 +296,12 @@ def _parser() -> OptionParser:
     )
     add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two sentences")
     add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")
+    add(
+        "--examples",
+        type=path_names,
+        help=f"show {EXAMPLES} sentences of this text, one word masked in each, chosen by SHA-256 and not by "
+        "the answers; globs and folders, separated by commas",
+    )
     table = options_in(PredictConfig)
     add_options(add, table, "json top_k truncate batch_size operators padding")
     group = parser.add_argument_group("about the weights, where the files beside them do not say it")

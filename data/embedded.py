@@ -25,7 +25,7 @@ from base.command_line import OptionParser, path_name, whole
 from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
-from data.store.entropy import unigram_entropy
+from data.store.entropy import entropy, token_counts
 from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import TokenizerSettings
@@ -278,7 +278,7 @@ def _statistics(paths: list[str], output: str) -> dict[str, Any]:
             "sentences": store.num_sentences,
             "tokens": store.num_tokens,
             "vocab_size": len(vocab),
-            "unigram_entropy": unigram_entropy(store),
+            "unigram_entropy": entropy(token_counts(store)),
         }
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

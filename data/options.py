@@ -166,6 +166,12 @@ class DataConfig:
         default=8,
         scope=RANK,
     )
+    eval_masked_lm_prob: float = option(
+        "share of masked tokens in the text of --data_eval, whatever --masked_lm_prob is, so that figures of "
+        "runs compare",
+        share,
+        default=0.15,
+    )
     dummy_data_len: int | None = option(
         "train on random tokens of this length; for measuring speed and memory only",
         positive_int,

@@ -24,11 +24,15 @@ class Panel(NamedTuple):
 
 
 class Floors(NamedTuple):
-    """The least loss in nats that a model which ignores context can have on a text; None where it is not
-    known."""
+    """Losses in nats of models that ignore context; None where a text is not known.
+
+    training, held_out: the least on that text. transferred: on the held-out text, of the one that is best on
+    the training text: it does not know the frequencies of the other.
+    """
 
     training: float | None = None
     held_out: float | None = None
+    transferred: float | None = None
 
 
 class Collector(Protocol):

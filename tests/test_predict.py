@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from training.options import parse_options, run_config
 from training.train import train
 
 ENCODER = ("--vocab", "vocab.txt", "--model", "bert_2_64_2")
+LONG_WORDS = [letter * 4 for letter in "abcdefghijklmno"]
 FIRST, SECOND = "a b [MASK] c", "d [MASK] e e"
 
 
@@ -358,3 +360,38 @@ def test_the_command(weights):
     assert failed.stderr.splitlines() == [
         "error: the text: no [MASK] and no second sentence, so there is nothing to predict"
     ]
+
+
+def test_examples_show_the_true_word_and_its_place(weights, tmp_path):
+    text = tmp_path / "held_out.txt"
+    lines = [" ".join(random.Random(seed).choices(LONG_WORDS, k=9)) + " ." for seed in range(20)]
+    text.write_text("\n".join(lines) + "\n", "utf-8")
+    vocabulary = tmp_path / "vocab.txt"
+    words = [*WORDS[:5], *LONG_WORDS]
+    vocabulary.write_text("".join(f"{word}\n" for word in words), "utf-8")
+    command = [str(weights / "huggingface"), "--vocab", str(vocabulary)]
+    command = [sys.executable, "predict.py", *command, "--examples", str(text)]
+    answered = run_command([*command, "--json", "--top_k", str(len(words))]).check().stdout
+    found = [json.loads(line) for line in answered.splitlines()]
+    assert len(found) == 3
+    for each in found:
+        true, (likeliest,) = each["true"], each["masks"]
+        assert each["text"].replace("[MASK]", true["token"]) in lines and true["token"] in LONG_WORDS
+        assert likeliest[true["rank"] - 1] == {name: true[name] for name in ("token", "id", "probability")}
+    # The same of the same sentences in another order, and in words.
+    text.write_text("\n".join(reversed(lines)) + "\n", "utf-8")
+    said = run_command(command).check().stdout
+    for each in found:
+        true = f"  the word was {each['true']['token']}: number {each['true']['rank']:,} of the answers, "
+        assert true in said and each["text"] in said
+
+
+def test_examples_need_enough_text_and_exclude_other_inputs(weights, tmp_path):
+    text = tmp_path / "held_out.txt"
+    text.write_text("one two three four five six seven eight nine\n", "utf-8")
+    with pytest.raises(InputError, match="fewer than 3 sentences of 8 to 20 words"):
+        predict.main([str(weights / "huggingface"), "--examples", str(text)])
+    with pytest.raises(
+        InputError, match="--examples .* and sentences on the command line exclude each other"
+    ):
+        predict.main([str(weights / "huggingface"), "a [MASK]", "--examples", str(text)])

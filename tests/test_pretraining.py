@@ -138,6 +138,9 @@ def test_metrics(two_ranks):
         assert 0 < each["mlm_loss_se"] < 0.3
     for each in evaluations:
         assert 0 < each["eval_mlm_loss_se"] < 0.3
+        assert abs(each["eval_context_gain"]) < 0.1 and 0 < each["eval_context_gain_se"] < 0.05
+        parts = each["eval_parts"]
+        assert sum(parts["loss"]) / sum(parts["count"]) == pytest.approx(each["eval_mlm_loss"], abs=1e-4)
     assert evaluations[0]["eval_sequences"] == evaluations[1]["eval_sequences"] > 100
 
 
@@ -148,8 +151,10 @@ def test_only_rank_0_talks(two_ranks):
     assert "2 processes on cpu" in said and "unigram entropy" in said
     assert "TFLOP/s, products of 2048 x 2048 float32 matrices on 2 processes" in said
     last = metrics_of(directory)[-1]
-    assert f"The held-out MLM loss, {last['eval_mlm_loss']:.3f}, is " in said and "held-out text." in said
-    assert f"(two standard errors: {2 * last['eval_mlm_loss_se']:.3f}): use of context is not shown." in said
+    assert f"The held-out MLM loss, {last['eval_mlm_loss']:.3f}, is " in said and "held-out text, of " in said
+    assert f"(two standard errors: {2 * last['eval_mlm_loss_se']:.3f})." in said
+    gain, error = last["eval_context_gain"], last["eval_context_gain_se"]
+    assert f"context gain {gain:.3f} nats (two standard errors: {2 * error:.3f}): use of" in said
     assert f"checkpoint {directory}/{STEPS:07d}.params" in said
     assert "warning" not in result.ranks[0].stderr  # small steps, with all values given
 

@@ -30,6 +30,7 @@ pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
 metrics             sums over steps and ranks
+spread              standard errors of means, and of differences
 utilisation         operations done, of those that the devices could do
 events              figures as TensorBoard's events
 report              progress, metrics.jsonl, plot, closing lines

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Callable, Iterator, Protocol
 
+import numpy as np
+
 from data.pretraining.batches import prefetched
 from data.pretraining.prefetch import Prefetcher
-from tasks.base import Collector
+from data.store.entropy import loss_without_context
+from tasks.base import Collector, Floors
 
 BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, little memory
 
@@ -15,8 +19,7 @@ BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, l
 class Feed(Protocol):
     """This rank's micro-batches, for ever."""
 
-    # Of the training text (data.store.entropy); on rank 0, where the text is known.
-    context_free_loss: float | None
+    token_counts: np.ndarray | None  # of the training text (data.store.entropy); on rank 0, where it is known
     content: str  # fingerprint of all that is read, the same on every rank; empty where that is known before
     micro_batches: int  # of this rank in a step
     position: int  # after the step whose batches were taken last, for a checkpoint
@@ -31,10 +34,19 @@ class Feed(Protocol):
         """End the background work."""
 
 
+def floors_of(training: np.ndarray | None, held_out: np.ndarray | None) -> Floors:
+    """Losses without context on two texts, from their `token_counts`."""
+    return Floors(
+        None if training is None else loss_without_context(training),
+        None if held_out is None else loss_without_context(held_out),
+        None if training is None or held_out is None else loss_without_context(held_out, training),
+    )
+
+
 class DummyFeed:
     """One batch of random tokens again and again: for speed and memory, without any data."""
 
-    context_free_loss: float | None = None
+    token_counts: np.ndarray | None = None
     content = ""
 
     def __init__(self, batch: Any, micro_batches: int = 1):
@@ -71,11 +83,11 @@ class FileFeed:
     """Batches of a source, made ahead in background threads."""
 
     def __init__(
-        self, batches: Batches, num_workers: int, context_free: float | None = None, content: str = ""
+        self, batches: Batches, num_workers: int, counts: np.ndarray | None = None, content: str = ""
     ):
         self._batches = batches
         self._num_workers = num_workers
-        self.context_free_loss = context_free
+        self.token_counts = counts
         self.content = content
         self.micro_batches = batches.micro_batches
         self.position = 0
@@ -103,24 +115,38 @@ class EvaluationFeed:
     """Each call starts one pass over this rank's part of what is evaluated on. Every pass has the same
     batches, whatever the seed of the run.
 
-    `collector` makes a new collector for a pass; None where the figures say everything. `content`: as a
-    `Feed` has it.
+    Args:
+        begin: begins a pass.
+        collector: makes a new collector for a pass; None where the figures say everything.
+        controls: begins a pass over the batches' controls, one for each (data.pretraining.evaluation); None
+            where the task has none.
+        token_counts, content: as a `Feed` has them.
     """
 
     def __init__(
         self,
         begin: Callable[[], Iterator[Any]],
-        context_free: float | None = None,
         collector: Callable[[], Collector] | None = None,
+        controls: Callable[[], Iterator[Any]] | None = None,
+        token_counts: np.ndarray | None = None,
         content: str = "",
     ):
         self._begin = begin
-        self.context_free_loss = context_free  # of the held-out text; on rank 0, where the text is known
+        self.token_counts = token_counts
         self._collector = collector
+        self._controls = controls
         self.content = content
 
+    @property
+    def controlled(self) -> bool:
+        """Whether each batch is followed by its control."""
+        return self._controls is not None
+
     def __call__(self) -> Iterator[Any]:
-        return self._begin()
+        """A pass over the batches."""
+        if self._controls is None:
+            return self._begin()
+        return itertools.chain.from_iterable(zip(self._begin(), self._controls()))
 
     def collector(self) -> Collector | None:
         """A collector for the pass that begins; None without."""

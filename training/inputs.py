@@ -27,9 +27,10 @@ from data.opening import (
     open_data,
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, dummy_batch, evaluation_batches
+from data.pretraining.batches import PretrainingBatches, dummy_batch
+from data.pretraining.evaluation import control_batches, evaluation_batches
 from data.sharing import Share
-from data.store.entropy import context_free_loss, unigram_entropy
+from data.store.entropy import entropy, token_counts
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
 from training.config import PUBLISHED_VOCABULARIES, RunConfig
@@ -126,29 +127,35 @@ class Inputs(RunInputs):
             return None
         opened = open_source(self, self.train, communicator)
         source, store = opened.source, opened.tokens
-        context_free = None
+        counts = None
         if store is not None and communicator.rank == 0:
-            context_free = context_free_loss(store)
+            counts = token_counts(store)
             reporter.note(
                 f"training text: {store.num_documents:,} documents, {store.num_sentences:,} sentences,"
-                f" {store.num_tokens:,} tokens, unigram entropy {unigram_entropy(store):.2f} nats"
+                f" {store.num_tokens:,} tokens, unigram entropy {entropy(counts):.2f} nats"
             )
         batches = PretrainingBatches(source, self.config.batching, seed, share)
         shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
         reporter.note(f"batches of a process (sequences x tokens): {shapes}")
         content = fingerprint_of_store(opened.manifest)
-        return FileFeed(batches, config.data.num_data_workers, context_free, content)
+        return FileFeed(batches, config.data.num_data_workers, counts, content)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's part of --data_eval; None without it."""
         if not self.evaluation.kind:
             return None
-        opened = open_source(self, self.evaluation, communicator)
+        masking = self.config.masking
+        # So that figures compare, however a run masks. The limit on predictions is for training alone.
+        share, most = self.config.eval_masked_lm_prob, self.max_seq_length
+        judged = replace(masking, masked_lm_prob=share, max_predictions_per_seq=most)
+        inputs = replace(self, config=replace(self.config, masking=judged))
+        opened = open_source(inputs, self.evaluation, communicator)
         source, store = opened.source, opened.tokens
-        rank, size = communicator.rank, communicator.size
+        rank, size, rows = communicator.rank, communicator.size, config.batch.batch_size_eval
         return EvaluationFeed(
-            lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
-            context_free_loss(store) if store is not None and rank == 0 else None,
+            lambda: evaluation_batches(source, rows, rank, size),
+            controls=lambda: control_batches(source, rows, rank, size),
+            token_counts=token_counts(store) if store is not None and rank == 0 else None,
             content=fingerprint_of_store(opened.manifest),
         )
 
@@ -278,6 +285,10 @@ def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
             widths.append(check_instances(data.paths, masking.max_seq_length, predictions))
         elif data.kind == TEXT:
             check_text(data.paths)
+    if evaluation.kind == INSTANCES and config.eval_masked_lm_prob != DataConfig().eval_masked_lm_prob:
+        raise InputError(
+            "--eval_masked_lm_prob: --data_eval names files with masks, which hold theirs already"
+        )
     default = MaskingConfig()
     for flag in ("whole_word_mask", "masked_lm_prob", "short_seq_prob"):
         if only_masked and getattr(masking, flag) != getattr(default, flag):

@@ -11,9 +11,9 @@ import numpy as np
 
 from base.errors import RUN_AGAIN
 from bert.flops import BACKWARD, size_of
-from tasks.base import Floors
 from training.budget import Budget, Steps
 from training.deadline import EVALUATION, SAVED_BYTES, Deadline, began, end_of_time
+from training.feed import floors_of
 from training.last_good import Checkpoints
 from training.metrics import Totals, figures, finite_or_none
 from training.pipeline.step import PipelineStep
@@ -89,8 +89,7 @@ class Loop:
             run.reporter.warn(f"time is up after step {self.step}; --resume continues")
             return RUN_AGAIN
         if run.communicator.rank == 0:
-            held_out = run.eval_feed.context_free_loss if run.eval_feed else None
-            floors = Floors(self.feed.context_free_loss, held_out)
+            floors = floors_of(self.feed.token_counts, run.eval_feed.token_counts if run.eval_feed else None)
             ending = Ending(self.step, floors, run.start.stage, run.inputs.max_seq_length)
             summarize(run.task, run.config.checkpoint.ckpt_dir, ending, run.reporter)
         return 0

@@ -11,11 +11,9 @@ import numpy as np
 
 from comm.base import Communicator
 from tasks.base import Task
+from training.spread import MOMENTS, SPREAD, standard_error
 
 COUNTS = ("sequences", "tokens", "padded_tokens", "waited_s", "flops")
-SPREAD = ("samples", "squared_counts")
-MOMENTS = ("exact", "squares", "products")  # sums over samples of L, L * L, L * its denominator
-FEWEST_SAMPLES = 8  # the spread of fewer says too little
 
 
 class Gathered(NamedTuple):
@@ -102,23 +100,6 @@ def figures(task: Task, gathered: Gathered) -> dict[str, float | None]:
     """The task's figures, and the standard error of its judged loss behind "_se"."""
     error = standard_error(gathered.losses[task.judged[1]], gathered.spread)
     return {**task.figures(gathered.losses), f"{task.judged[0]}_se": error}
-
-
-def standard_error(denominator: float, spread: dict[str, float]) -> float | None:
-    """Standard error of a mean loss in nats, from the spread over the samples of all ranks.
-
-    The mean is the ratio of two sums over samples, losses L and their denominators m; its variance is
-    n / (n - 1) * sum (L - mean * m)^2 / (sum m)^2 (Cochran, Sampling Techniques, 1977, section 6.3). What the
-    parameters change within an interval counts as spread, so it is rather too large than too small. None
-    for fewer than FEWEST_SAMPLES.
-    """
-    samples = spread["samples"]
-    if samples < FEWEST_SAMPLES - 0.5 or not denominator:  # a mean over ranks, times their number
-        return None
-    mean = spread["exact"] / denominator
-    squares = spread["squares"] - 2 * mean * spread["products"] + mean**2 * spread["squared_counts"]
-    variance = max(0.0, squares) * samples / (samples - 1) / denominator**2
-    return math.sqrt(variance) if math.isfinite(squares) else None
 
 
 def finite_or_none(value: float) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import statistics
 import sys
@@ -20,6 +19,7 @@ from base.json_files import read_json_lines
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
 from training.events import Events
+from training.spread import paired_error
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
@@ -308,24 +308,22 @@ def summarize(task: Task, directory: str, ending: Ending, reporter: Reporter) ->
 
 
 def brought_by_stage_2(task: Task, metrics: Sequence[Figures], ending: Ending) -> str | None:
-    """A sentence on the held-out loss at stage 2's length before and after it; None without both evaluations.
-
-    Both are over the same sequences, so the standard error of independent ones, which is given, is rather too
-    large than too small.
-    """
+    """A sentence on the held-out loss at stage 2's length before and after it; None without both
+    evaluations."""
     loss = f"eval_{task.judged[0]}"
     found = [each for each in metrics if each.get(loss) is not None]
     if ending.stage != 2 or len(found) < 2 or found[-1]["step"] != ending.step:
         return None
     first, last = found[0], found[-1]
-    errors = [each.get(f"{loss}_se") for each in (first, last)]
-    known = [error for error in errors if error is not None]
-    margin = f"two standard errors: {2 * math.hypot(*known):.3f}" if len(known) == 2 else "no margin of error"
-    change = last[loss] - first[loss]
+    before, after = first.get("eval_parts"), last.get("eval_parts")
+    # Of the same predictions, unless --data_eval has changed in between, or an older version has evaluated.
+    error = paired_error(before, after) if before and after else None
+    margin = "no margin of error" if error is None else f"two standard errors of the pairs: {2 * error:.3f}"
+    less = first[loss] - last[loss]
     return (
         f"Stage 2 brought {task.judged[0]} on held-out text of {ending.max_seq_length} tokens from "
-        f"{first[loss]:.3f} (step {first['step']}) to {last[loss]:.3f}: {abs(change):.3f} "
-        f"{'less' if change < 0 else 'more'} ({margin})."
+        f"{first[loss]:.3f} (step {first['step']}) to {last[loss]:.3f}: {abs(less):.3f} "
+        f"{'less' if less > 0 else 'more'} ({margin})."
     )
 
 

@@ -104,7 +104,10 @@ class Run:
                 passes = forward_stages(self.task, network, batches, self.ranks, device)
             else:
                 passes = forward(self.task, network, batches, device)
-            metrics = evaluate(self.task, passes, self.communicator, device, self.eval_feed.collector())
+            feed = self.eval_feed
+            metrics = evaluate(
+                self.task, passes, self.communicator, device, feed.collector(), feed.controlled
+            )
             self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
     def state(self, ended: bool = False) -> dict[str, Any]:

@@ -23,7 +23,6 @@ __all__ = [
     "SeekableBatches",
     "Source",
     "dummy_batch",
-    "evaluation_batches",
     "prefetched",
 ]
 
@@ -33,8 +32,6 @@ _ORDER_PURPOSE = 2
 EPOCH_SHIFT = 32
 _BATCHES_MASK = (1 << EPOCH_SHIFT) - 1
 _AHEAD_AFTER = 4  # the next epoch is prepared once a quarter of this one is consumed
-_EVALUATION_SEED = 0
-_EVALUATION_BUCKETS = 4
 
 
 class SeekableBatches(ABC, Generic[Made]):
@@ -166,20 +163,6 @@ def prefetched(batches: Tasks, depth: int, num_workers: int) -> Prefetcher[tuple
     due. An exception surfaces where its batch is taken. Use it in a `with` block or call close().
     """
     return Prefetcher((partial(_run, *task) for task in batches.tasks()), depth, num_workers)
-
-
-def evaluation_batches(source: Source, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
-    """One pass over the source, each sample on one rank, with the same pairs and masks at every call.
-
-    `batch_size` counts sequences. Batches are sorted into four length buckets and dealt to the ranks in turn,
-    so a rank may have one batch more than another, or none.
-    """
-    lengths = source.lengths(_EVALUATION_SEED, 0)
-    bounds = bucket_bounds(lengths, _EVALUATION_BUCKETS, source.max_length)
-    order = epoch_order(lengths, bounds, [batch_size] * len(bounds), None)
-    for place in range(rank, len(order), world_size):
-        samples, padded = order.block(place)
-        yield source.collate(_EVALUATION_SEED, 0, samples, padded)
 
 
 def _run(position: int, make: Callable[[], Any]) -> tuple[int, Any]:

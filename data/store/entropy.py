@@ -14,34 +14,28 @@ from data.store.manifest import checksum_of, write_json
 from data.store.tokens import TokenStore
 
 _BLOCK = 1 << 22
-_FIGURES = ("unigram_entropy", "context_free_loss")
 _FILE = "statistics.json"  # beside the store's own files, and none of them
 
 
 def token_counts(store: TokenStore) -> np.ndarray:
-    """Occurrences of each token in the store, int64 of shape (vocabulary size,)."""
+    """Occurrences of each token in the store, int64 of shape (vocabulary size,).
+
+    Counting takes about 5 s for a billion tokens, so the counts are kept with the store, as long as that can
+    be written to. Raises InputError if what is kept does not have its checksum.
+    """
+    path = os.path.join(store.directory, _FILE)
+    ids = store.manifest["columns"]["ids"]["shards"]  # with their checksums
     size = len(store.vocabulary)
+    known = _read(path)
+    if known.get("ids") == ids and len(known.get("counts", ())) == size:
+        return np.array(known["counts"], dtype=np.int64)
     counts = np.zeros(size, dtype=np.int64)
     for start in range(0, store.num_tokens, _BLOCK):
         counts += np.bincount(store.ids[start : start + _BLOCK], minlength=size)
     store.check()
+    with contextlib.suppress(OSError):
+        write_json(path, {"counts": counts.tolist(), "ids": ids})
     return counts
-
-
-def unigram_entropy(store: TokenStore) -> float:
-    """Entropy of the token frequencies, -sum p ln p, in nats. Kept, and raises, like `context_free_loss`."""
-    return _statistics(store)["unigram_entropy"]
-
-
-def context_free_loss(store: TokenStore) -> float:
-    """The least masked-LM loss on the text, in nats, of a model that sees the masked places alone.
-
-    A lower loss shows that context is used. Counting takes about 5 s for a billion tokens, so the result is
-    kept with the store, as long as that can be written to. What earlier versions kept has no checksum, or
-    not all figures, and the tokens are counted again. Raises InputError if what is kept does not have its
-    checksum.
-    """
-    return _statistics(store)["context_free_loss"]
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -50,36 +44,30 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(share * np.log(share)).sum())
 
 
-def entropy_given_place(counts: np.ndarray) -> float:
-    """Entropy in nats of a token to predict, given what stands in its place by data.pretraining.masks' rule:
-    [MASK] in 80% of cases, in 10% the token itself, in 10% any token of the vocabulary.
+def loss_without_context(counts: np.ndarray, known: np.ndarray | None = None) -> float:
+    """The masked-LM loss in nats on a text of a model that sees the masked places alone, not their context.
 
-    The entropy of the frequencies alone is no bound: a model that repeats what it sees in the place where
-    that is not [MASK] is about 0.5 nats below it.
+    By the rule of data.pretraining.masks there stands [MASK] in 80% of cases, in 10% the token itself, in 10%
+    any token of the vocabulary. (The entropy of the frequencies alone is no bound: a model that repeats what
+    it sees where that is not [MASK] is about 0.5 nats below it.)
 
-    `counts`: how often each token of the vocabulary occurs, shape (vocabulary size,).
+    Args:
+        counts: how often each token of the vocabulary occurs in the text, shape (vocabulary size,).
+        known: the same of the text that the model knows, where each token is taken to occur once more than it
+            does. None: the model knows `counts` itself, and nothing without context can be better.
     """
     size = len(counts)
-    share = counts[counts > 0] / counts.sum()
+    share = counts / counts.sum()
+    model = share if known is None else (known + 1) / (known.sum() + size)
+    seen, expected = ((each + 1 / size) / 2 for each in (share, model))  # frequencies of what stands unmasked
+    occurs = share > 0
+    share, model = share[occurs], model[occurs]
+    masked = -(share * np.log(model)).sum()
     # Where no [MASK] stands, half of the places have their token, half any: joint probabilities of both.
-    itself, another = share / 2 * (1 + 1 / size), share / 2 / size
-    joint = -(itself * np.log(itself)).sum() - (size - 1) * (another * np.log(another)).sum()
-    seen = entropy(counts / counts.sum() / 2 + 1 / size / 2)
-    return float(0.8 * entropy(counts) + 0.2 * (joint - seen))
-
-
-def _statistics(store: TokenStore) -> dict[str, float]:
-    path = os.path.join(store.directory, _FILE)
-    ids = store.manifest["columns"]["ids"]["shards"]  # with their checksums
-    known = _read(path)
-    if known.get("ids") == ids and all(isinstance(known.get(name), float) for name in _FIGURES):
-        return {name: known[name] for name in _FIGURES}
-    counts = token_counts(store)
-    figures = {"unigram_entropy": entropy(counts), "context_free_loss": entropy_given_place(counts)}
-    content = {**figures, "ids": ids}
-    with contextlib.suppress(OSError):
-        write_json(path, content)
-    return figures
+    itself, another = (1 + 1 / size) / 2, 1 / size / 2
+    joint = itself * np.log(itself * model) + (size - 1) * another * np.log(another * model)
+    unmasked = (seen * np.log(expected)).sum() - (share * joint).sum()
+    return float(0.8 * masked + 0.2 * unmasked)
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -4,4 +4,5 @@ corpus        files, the parts they are read in, their documents
 formats       WikiExtractor, WikiText, books, plain lines
 lines         checked lines of files, packed or not, with file and line number for errors
 sentences     running text into sentences
+examples      sentences with a word masked, for a look at a model
 """

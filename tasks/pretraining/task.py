@@ -19,6 +19,7 @@ from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import SUMS, PretrainingLoss
 from tasks.pretraining.stages import FusedStage, PlainStage
 
+LEAST_GAIN = 0.005  # nats; of many sequences any less would be significant, and mean nothing
 TRAINING, HELD_OUT = "training text", "held-out text"
 
 
@@ -81,11 +82,15 @@ class Pretraining(DividedTask):
         }
 
     def line(self, figures: Figures, prefix: str = "") -> str:
-        """Both losses and both accuracies, a dash where there was nothing to predict."""
+        """Both losses and both accuracies, a dash where there was nothing to predict; of an evaluation also
+        what context brings."""
+        gain, error = figures.get(f"{prefix}context_gain"), figures.get(f"{prefix}context_gain_se")
+        shown = "" if gain is None or error is None else f"  context gain {gain:.2f} ± {error:.2f} nats"
         found = {name: (figures[prefix + name], form) for name, form in self.shown.items()}
-        return "  ".join(
+        line = "  ".join(
             f"{name} {'-' if value is None else format(value, form)}" for name, (value, form) in found.items()
         )
+        return line + shown
 
     def panels(self, floors: Floors) -> list[Panel]:
         """Both losses, with the least that a model without context can have, and with guessing."""
@@ -113,11 +118,12 @@ class Pretraining(DividedTask):
                 f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%};"
                 f" NSP accuracy {last['eval_nsp_acc']:.1%}"
             )
-        if evaluations and floors.held_out is not None:
-            last = evaluations[-1]
+        last = evaluations[-1] if evaluations else {}
+        gain = Gain(last.get("eval_context_gain"), last.get("eval_context_gain_se"))
+        if last and (floors.held_out is not None or gain.value is not None):
             loss = Loss(last["eval_mlm_loss"], last.get("eval_mlm_loss_se"), HELD_OUT, floors.held_out)
-            lines += judgement("The held-out MLM loss", loss)
-        elif training and floors.training is not None:
+            lines += judgement("The held-out MLM loss", loss, floors.transferred, gain)
+        elif training:
             last = training[-1]
             loss = Loss(last["mlm_loss"], last.get("mlm_loss_se"), TRAINING, floors.training)
             lines += judgement("The MLM loss of the last log interval", loss)
@@ -125,27 +131,61 @@ class Pretraining(DividedTask):
 
 
 class Loss(NamedTuple):
-    """A loss, its standard error (None: too few samples), and the text it is of with that text's floor."""
+    """A loss, its standard error (None: too few samples), and the text it is of with that text's floor (None:
+    it is not known)."""
 
     value: float
     error: float | None
     text: str
-    floor: float
+    floor: float | None
 
 
-def judgement(name: str, loss: Loss) -> list[str]:
-    """Two sentences on whether the loss, called `name`, is so low that the model must use context."""
-    below = loss.floor - loss.value
-    if loss.error is None:
-        margin, shown = "too few samples for a margin of error", False
-    else:
-        margin, shown = f"two standard errors: {2 * loss.error:.3f}", below > 2 * loss.error
-    return [
-        f"A model that sees only the masked places has an MLM loss of at least {loss.floor:.3f} nats on the"
-        f" {loss.text}.",
-        f"{name}, {loss.value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} this ({margin}): "
-        + ("the model uses context." if shown else "use of context is not shown."),
-    ]
+class Gain(NamedTuple):
+    """Difference that its own context makes to a loss, and its standard error; None: not known."""
+
+    value: float | None = None
+    error: float | None = None
+
+
+UNKNOWN_GAIN = Gain()
+
+
+def judgement(
+    name: str, loss: Loss, transferred: float | None = None, gain: Gain = UNKNOWN_GAIN
+) -> list[str]:
+    """Sentences on whether the loss, called `name`, is due to context: by its gain where that is known, else
+    by what a model without context can reach.
+
+    `transferred`: the loss of such a model that knows the training text's frequencies alone.
+    """
+    lines = []
+    if loss.floor is not None:
+        below = loss.floor - loss.value
+        margin = "too few samples for a margin of error" if loss.error is None else _margin(loss.error)
+        knowing = "" if transferred is None else f", of {transferred:.3f} by the training text's frequencies"
+        verdict = "" if gain.value is not None else _verdict(below, loss.error)
+        lines = [
+            f"A model that sees only the masked places has an MLM loss of at least {loss.floor:.3f} nats on"
+            f" the {loss.text}{knowing}.",
+            f"{name}, {loss.value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} the least"
+            f" ({margin}){verdict}.",
+        ]
+    if gain.value is not None:
+        margin = "too few batches for a margin of error" if gain.error is None else _margin(gain.error)
+        lines.append(
+            f"With the context of other sequences the same predictions cost {loss.value + gain.value:.3f}:"
+            f" context gain {gain.value:.3f} nats ({margin}){_verdict(gain.value, gain.error)}."
+        )
+    return lines
+
+
+def _margin(error: float) -> str:
+    return f"two standard errors: {2 * error:.3f}"
+
+
+def _verdict(gain: float, error: float | None) -> str:
+    shown = error is not None and gain > max(2 * error, LEAST_GAIN)
+    return ": the model uses context" if shown else ": use of context is not shown"
 
 
 def _progress(training: Sequence[Figures]) -> str:

@@ -18,9 +18,9 @@ from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
     dummy_batch,
-    evaluation_batches,
     prefetched,
 )
+from data.pretraining.evaluation import evaluation_batches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore, build_store

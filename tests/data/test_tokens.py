@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -13,9 +12,7 @@ import sentencepiece
 
 from base.errors import InputError
 from base.progress import Silent
-from data.options import MaskingConfig, TextConfig
-from data.pretraining.masks import mask
-from data.store.entropy import context_free_loss, entropy_given_place, token_counts, unigram_entropy
+from data.options import TextConfig
 from data.store.tokens import TokenizeUnit, TokenStore, build_store, cached_store, is_store
 from data.text.corpus import documents, text_units
 from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
@@ -237,85 +234,3 @@ def train_sentencepiece(embedded, tmp_path):
         minloglevel=2,
     )
     return str(tmp_path / "sp.model")
-
-
-def test_unigram_entropy_by_hand(text, tmp_path):
-    vocab = vocabulary_from_tokens([*SPECIAL, "."])
-    store = cached_store([text], TokenizerSettings(vocab), str(tmp_path))
-    counts = token_counts(store)  # seven words and "!" are unknown, and there are three full stops
-    assert counts.tolist() == [0, 8, 0, 0, 0, 3]
-    assert unigram_entropy(store) == pytest.approx(8 / 11 * np.log(11 / 8) + 3 / 11 * np.log(11 / 3))
-
-
-def test_the_loss_without_context_by_enumeration():
-    """Every token to predict with everything that may stand in its place."""
-    counts = np.array([5, 0, 2, 1, 1])
-    size, share = len(counts), counts / counts.sum()
-    joint = np.zeros((size, size + 1))  # token, what stands there; the last is [MASK]
-    joint[:, size] = 0.8 * share
-    joint[:, :size] = 0.1 * np.diag(share) + 0.1 * share[:, None] / size
-    given = joint / joint.sum(0, keepdims=True)
-    used = joint > 0
-    assert joint.sum() == pytest.approx(1)
-    assert entropy_given_place(counts) == pytest.approx(-(joint[used] * np.log(given[used])).sum())
-
-
-def test_the_loss_without_context_is_the_best_that_looking_at_masked_places_allows(embedded, vocab, tmp_path):
-    """On what the masking makes of a text, the best probabilities reach it, and token frequencies do not."""
-    store = cached_store([str(embedded / "corpus" / "eval.txt")], TokenizerSettings(vocab), str(tmp_path))
-    rows = store.ids[: store.num_tokens // 32 * 32].reshape(-1, 32).astype(np.int32)
-    rows = np.tile(rows, (200, 1))
-    keys = np.arange(len(rows), dtype=np.uint64)
-    corrupted, positions, ids, weights = mask(
-        rows, np.full(len(rows), 32, np.int32), keys, vocab, MaskingConfig(), 5
-    )
-    target = ids[weights > 0]
-    seen = np.take_along_axis(corrupted, positions, 1)[weights > 0]
-    size = len(vocab)
-    share = token_counts(store) / store.num_tokens
-    kept = share[target] * (target == seen) + share[target] / size
-    model = np.where(seen == vocab.mask_id, share[target], kept / (share[seen] + 1 / size))
-    floor, unigram = context_free_loss(store), unigram_entropy(store)
-    assert -np.log(model).mean() == pytest.approx(floor, abs=0.02)
-    assert floor < unigram - 0.4 and -np.log(share[target]).mean() == pytest.approx(unigram, abs=0.02)
-
-
-@pytest.fixture
-def counted(text, tmp_path):
-    """A store, its statistics.json, the entropy, and the content of the file."""
-    store = cached_store([text], TokenizerSettings(vocabulary_from_tokens([*SPECIAL, "."])), str(tmp_path))
-    entropy = unigram_entropy(store)
-    path = Path(store.directory) / "statistics.json"
-    return store, path, entropy, json.loads(path.read_text("utf-8"))
-
-
-def test_the_entropy_is_counted_once_and_again_for_other_ids(counted, monkeypatch):
-    store, path, entropy, remembered = counted
-    monkeypatch.setattr("data.store.entropy.token_counts", lambda store: 1 / 0)
-    assert unigram_entropy(store) == entropy, "it is read"
-    monkeypatch.undo()
-    others = {"unigram_entropy": 1.25, "ids": []}
-    checksum = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps({**others, "sha256": checksum}), "utf-8")
-    assert unigram_entropy(store) == entropy, "it is counted"
-    assert json.loads(path.read_text("utf-8")) == remembered
-
-
-def test_a_changed_entropy_is_an_error_that_names_the_file(counted):
-    store, path, entropy, remembered = counted
-    content = path.read_bytes()
-    forged = json.dumps({**remembered, "unigram_entropy": 1.25}).encode()
-    for damaged in (forged, content.replace(b"ids", b"idz"), content[:-9], b"", b"{}", b"[1]"):
-        path.write_bytes(damaged)
-        with pytest.raises(InputError) as caught:
-            unigram_entropy(store)
-        assert str(caught.value).startswith(f"{path} is damaged") and "delete it" in str(caught.value)
-    path.unlink()
-    assert unigram_entropy(store) == entropy and path.read_bytes() == content
-
-
-def test_an_entropy_that_an_earlier_version_kept_is_counted_again(counted):
-    store, path, entropy, remembered = counted
-    path.write_text(json.dumps({"unigram_entropy": 1.25, "ids": remembered["ids"]}), "utf-8")
-    assert unigram_entropy(store) == entropy
-    assert json.loads(path.read_text("utf-8")) == remembered

@@ -149,7 +149,7 @@ class TestText:
         counts = Counter(Path("train.txt").read_text(encoding="utf-8").split())
         total = sum(counts.values())
         expected = -sum(count / total * math.log(count / total) for count in counts.values())
-        assert 0 < feed.context_free_loss < expected
+        assert sorted(feed.token_counts[feed.token_counts > 0]) == sorted(counts.values())
         said = f"12 documents, 72 sentences, {total:,} tokens, unigram entropy {expected:.2f} nats"
         assert any(said in line for line in prepared.notes.lines)
         feed.close()
@@ -161,11 +161,11 @@ class TestText:
         take(Prepared("--data train.txt --resume").training(), 1)
         assert files(place, "ckpt/tokens/*/*") == stores
 
-    def test_ranks_share_an_epoch_and_only_rank_0_knows_the_floor(self):
+    def test_ranks_share_an_epoch_and_only_rank_0_counts_tokens(self):
         prepared = Prepared("--data train.txt --num_buckets 1", world_size=2)
         alone = Prepared("--data train.txt --num_buckets 1")
         feeds = [prepared.training(rank) for rank in range(2)]
-        assert feeds[0].context_free_loss is not None and feeds[1].context_free_loss is None
+        assert feeds[0].token_counts is not None and feeds[1].token_counts is None
         (ours, theirs), whole = (take(feed, 3) for feed in feeds), take(alone.training(), 6)
         rows = [
             {row.tobytes() for batch in batches for row in batch.input_ids}
@@ -243,7 +243,7 @@ class TestDummy:
         assert first.input_ids.min() >= 0 and first.input_ids.max() < len(WORDS)
         assert first.masked_positions.shape == (4, 4)  # 15% of 24, rounded up
         assert (first.masked_weights == 1).all()
-        assert feed.context_free_loss is None
+        assert feed.token_counts is None
         assert not Path("ckpt").exists(), "the text is not even tokenized"
 
     def test_tokens_a_batch(self):
@@ -264,6 +264,11 @@ class TestDummy:
         assert Prepared("--data_eval eval.txt").training() is None
 
 
+def own(begin):
+    """The batches of a pass, without their controls."""
+    return list(begin())[::2]
+
+
 class TestEvaluation:
     ARGUMENTS = "--data_eval eval.txt --batch_size_eval 4"
 
@@ -272,23 +277,28 @@ class TestEvaluation:
 
     def test_every_pass_is_the_same(self):
         begin = Prepared(self.ARGUMENTS).evaluation()
-        assert begin.context_free_loss > 0
-        first = list(begin())
-        assert len(first) > 1 and same(first, list(begin()))
+        assert begin.token_counts.sum() > 0
+        first = own(begin)
+        assert len(first) > 1 and same(first, own(begin))
         assert {len(batch.input_ids) for batch in first[:-1]} == {4}
 
+    def test_masks_do_not_depend_on_those_of_training(self):
+        first = own(Prepared(self.ARGUMENTS).evaluation())
+        more = " --masked_lm_prob 0.4 --max_predictions_per_seq 3"
+        assert same(first, own(Prepared(self.ARGUMENTS + more).evaluation()))
+
     def test_ranks_divide_it(self):
-        whole = list(Prepared(self.ARGUMENTS).evaluation()())
+        whole = own(Prepared(self.ARGUMENTS).evaluation())
         divided = Prepared(self.ARGUMENTS, world_size=3)
-        shares = [list(divided.evaluation(rank)()) for rank in range(3)]
+        shares = [own(divided.evaluation(rank)) for rank in range(3)]
         order = [shares[index % 3][index // 3] for index in range(len(whole))]
         assert sum(len(share) for share in shares) == len(whole) and same(order, whole)
 
     def test_files_with_masks_are_taken_as_they_are(self):
         save("eval.npz", instances(20))
         begin = Prepared("--data_eval eval.npz --eval_use_npz --batch_size_eval 4").evaluation()
-        assert begin.context_free_loss is None
-        found = list(begin())
+        assert begin.token_counts is None
+        found = own(begin)
         seen = np.concatenate([batch.input_ids[:, 1] for batch in found])
         assert sorted(seen) == sorted(instances(20)["input_ids"][:, 1])
 
@@ -300,7 +310,7 @@ def test_a_bad_value_is_one_line_naming_file_and_instance():
     with pytest.raises(InputError, match=r"eval\.npz.*2"):
         Prepared("--data_eval eval.npz --eval_use_npz").evaluation()
     found = Prepared("--data_eval eval.npz --eval_use_npz --skip_bad_records").evaluation()
-    assert sum(len(batch.input_ids) for batch in found()) == 3
+    assert sum(len(batch.input_ids) for batch in own(found)) == 3
 
 
 def test_npz_files_for_training_are_divided_too():
@@ -315,7 +325,7 @@ def test_npz_files_for_training_are_divided_too():
     seen: list[list[int]] = []
     for rank in range(2):
         feed = inputs.open_training(config, plan, 0, Rank(rank, 2), Reporter())
-        assert feed.context_free_loss is None
+        assert feed.token_counts is None
         seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
     assert len(seen[0]) == len(seen[1]) == 8
     assert sorted(seen[0] + seen[1]) == list(range(5, 5 + rows)), "every sequence on one rank, once an epoch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
@@ -130,8 +131,11 @@ class TestEvaluation:
     def network(self):
         return tiny_network(dropout=0.5, spread=0.2)
 
-    def run(self, network, batches) -> dict:
-        return evaluate(TASK, forward(TASK, network, iter(batches), mx.cpu()), LocalCommunicator(), mx.cpu())
+    def run(self, network, batches, controls=()) -> dict:
+        passes = forward(
+            TASK, network, itertools.chain(*zip(batches, controls)) if controls else batches, mx.cpu()
+        )
+        return evaluate(TASK, passes, LocalCommunicator(), mx.cpu(), controlled=bool(controls))
 
     def test_means_over_the_whole_set_however_it_is_divided(self, network, batches):
         apart, together = self.run(network, batches), self.run(network, [joined(batches)])
@@ -160,6 +164,27 @@ class TestEvaluation:
         mean = losses.sum() / masks.sum()
         expected = math.sqrt(9 / 8 * ((losses - mean * masks) ** 2).sum()) / masks.sum()
         assert self.run(network, batches)["eval_mlm_loss_se"] == pytest.approx(expected, rel=1e-4)
+
+    def test_the_gain_of_context_is_paired_by_batch(self, network):
+        rng = np.random.default_rng(4)
+        batches = [random_batch(rng, 4, 12, 4, least_masked=1) for _ in range(40)]
+        controls = [each._replace(input_ids=np.roll(each.input_ids, 1, axis=0)) for each in batches]
+        one = mx.nd.ones((1,))
+        losses = [
+            [network(*TASK.inputs(each, mx.cpu()), one, one)[1].asnumpy()[0] for each in some]
+            for some in (batches, controls)
+        ]
+        own, other = np.array(losses, dtype=float)
+        masks = np.array([each.masked_weights.sum() for each in batches])
+        gain = (other - own).sum() / masks.sum()
+        error = math.sqrt(40 / 39 * ((other - own - gain * masks) ** 2).sum()) / masks.sum()
+        found = self.run(network, batches, controls)
+        assert found["eval_mlm_loss"] == pytest.approx(own.sum() / masks.sum(), rel=1e-5)
+        assert found["eval_context_gain"] == pytest.approx(gain, abs=1e-5)
+        assert found["eval_context_gain_se"] == pytest.approx(error, rel=1e-3)
+        parts = found["eval_parts"]
+        assert parts["count"] == [masks[each::32].sum() for each in range(32)]
+        assert parts["loss"] == pytest.approx([own[each::32].sum() for each in range(32)], rel=1e-4)
 
     def test_dropout_is_off(self, network, batches):
         mx.random.seed(1)

@@ -348,7 +348,7 @@ class TestSummary:
         said = self.closing_lines(tmp_path, Floors(), training(10), training(100), evaluation(100))
         assert "7.400 at step 10 -> 6.500 at step 100" in said
         assert "held-out text: MLM loss 6.500, accuracy 25.0%" in said
-        assert "context" not in said, "no floor is known"
+        assert "context" not in said, "no floor is known, and no gain"
         assert str(tmp_path / "0000100.params") in said and str(tmp_path / "loss.png") in said
         assert (tmp_path / "loss.png").stat().st_size > 1000
 
@@ -359,10 +359,10 @@ class TestSummary:
     @pytest.mark.parametrize(
         ("error", "difference", "shown"),
         [
-            (0.01, "0.250 below this (two standard errors: 0.020)", True),
-            (0.124, "0.250 below this (two standard errors: 0.248)", True),
-            (0.126, "0.250 below this (two standard errors: 0.252)", False),
-            (None, "0.250 below this (too few samples for a margin of error)", False),
+            (0.01, "0.250 below the least (two standard errors: 0.020)", True),
+            (0.124, "0.250 below the least (two standard errors: 0.248)", True),
+            (0.126, "0.250 below the least (two standard errors: 0.252)", False),
+            (None, "0.250 below the least (too few samples for a margin of error)", False),
         ],
     )
     def test_context_is_claimed_only_beyond_two_standard_errors(self, tmp_path, error, difference, shown):
@@ -374,17 +374,38 @@ class TestSummary:
         assert ("use of context is not shown." in said) != shown
         assert "training text" not in said, "the held-out loss is the one to judge by"
 
+    @pytest.mark.parametrize(
+        ("gain", "error", "margin", "shown"),
+        [
+            (0.3, 0.14, "two standard errors: 0.280", True),
+            (0.3, 0.16, "two standard errors: 0.320", False),
+            (0.004, 0.001, "two standard errors: 0.002", False),
+            (-0.3, 0.01, "two standard errors: 0.020", False),
+            (0.3, None, "too few batches for a margin of error", False),
+        ],
+    )
+    def test_the_gain_of_context_decides_where_it_is_known(self, tmp_path, gain, error, margin, shown):
+        found = {"eval_context_gain": gain, "eval_context_gain_se": error, "eval_mlm_loss_se": 0.01}
+        for floors in (Floors(6.0, 6.75, 7.1), Floors(6.0, 6.25, 7.1), Floors()):
+            said = self.closing_lines(tmp_path, floors, training(10), evaluation(100, **found))
+            assert (
+                f"cost {6.5 + gain:.3f}: context gain {gain:.3f} nats ({margin}): the model uses" in said
+            ) == shown
+            assert said.count("context is not shown.") == (not shown) and said.count("uses context.") == shown
+            text = "at least 6.750 nats on the held-out text, of 7.100 by the training text's frequencies."
+            assert (text in said) == (floors.held_out == 6.75)
+
     def test_without_held_out_text_the_training_loss_is_judged_on_its_own_text(self, tmp_path):
         line = training(100, mlm_loss_se=0.01)
         said = self.closing_lines(tmp_path, Floors(6.75, None), training(10), line)
         assert "at least 6.750 nats on the training text.\n" in said
-        assert "The MLM loss of the last log interval, 6.500, is 0.250 below this" in said
+        assert "The MLM loss of the last log interval, 6.500, is 0.250 below the least" in said
         assert "the model uses context." in said
         # Held-out files with masks: their text is not known.
         (tmp_path / "masks").mkdir()
         held_out = evaluation(100, eval_mlm_loss=3.0, eval_mlm_loss_se=0.01)
         said = self.closing_lines(tmp_path / "masks", Floors(6.0, None), line, held_out)
-        assert "interval, 6.500, is 0.500 above this" in said and "not shown" in said
+        assert "interval, 6.500, is 0.500 above the least" in said and "not shown" in said
 
     def test_an_evaluation_of_an_earlier_step_is_not_this_runs(self, tmp_path):
         said = self.closing_lines(
@@ -451,10 +472,21 @@ class TestStages:
     def test_what_stage_2_brought(self, tmp_path):
         ending = Ending(3, Floors(), 2, 64)
         lines = [line for line in self.LINES if line["stage"] == 2]
-        assert report.brought_by_stage_2(TASK, lines, ending) == (
+        brought = (
             "Stage 2 brought mlm_loss on held-out text of 64 tokens from 6.500 (step 2) to 6.250: 0.250 less "
-            "(two standard errors: 0.100)."
         )
+        assert report.brought_by_stage_2(TASK, lines, ending) == brought + "(no margin of error)."
         assert report.brought_by_stage_2(TASK, lines, ending._replace(stage=1)) is None
         assert report.brought_by_stage_2(TASK, lines[:1], ending) is None
         assert report.brought_by_stage_2(TASK, lines[:-1], ending) is None
+        # Sequences differ far more than what stage 2 has brought to them.
+        counts, before = np.arange(1.0, 33), np.arange(1.0, 33) * np.tile([4.0, 9.0], 16)
+        change = counts * np.tile([0.2, 0.3], 16)
+        parts = [{"loss": each.tolist(), "count": counts.tolist()} for each in (before, before - change)]
+        evaluations = [{**lines[0], "eval_parts": parts[0]}, {**lines[-1], "eval_parts": parts[1]}]
+        mean = change.sum() / counts.sum()
+        error = math.sqrt(32 / 31 * ((change - mean * counts) ** 2).sum()) / counts.sum()
+        margin = f"(two standard errors of the pairs: {2 * error:.3f})."
+        assert report.brought_by_stage_2(TASK, evaluations, ending) == brought + margin
+        parts[1]["count"] = parts[1]["count"][::-1]  # of other text
+        assert report.brought_by_stage_2(TASK, evaluations, ending) == brought + "(no margin of error)."

@@ -193,7 +193,7 @@ def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
 def held_out_scores(metrics: Sequence[Mapping[str, Any]], step: int) -> dict[str, float | None]:
     """The figures of the evaluation at this step, without eval_; empty without one."""
     found = [each for each in metrics if each["step"] == step and "eval_sequences" in each]
-    left_out = ("eval_sequences", "eval_labelled", "eval_s")
+    left_out = ("eval_sequences", "eval_labelled", "eval_s", "eval_parts")
     return {
         name[len("eval_") :]: value
         for name, value in (found[-1] if found else {}).items()
