@@ -35,7 +35,6 @@ from base.options import add_options, flag, option, options_in
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
-from hosts.options import add_options as add_plan_options
 from hosts.plans import CLUSTER, RECIPE, TARGET, PlanOptions, pretraining_job
 from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, STAGE_LENGTHS, STAGES, PerStage, Plan, in_stage
@@ -192,7 +191,9 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--num_gpus", type=positive_int, metavar="N", help=text)
     target = parser.add_argument_group("the other way round, from the batch to the accumulation")
     recipe = parser.add_argument_group("the recipe")
-    add_plan_options(PlanOptions, {CLUSTER: group, TARGET: target, RECIPE: recipe})
+    plan = options_in(PlanOptions)
+    for each, names in ((group, CLUSTER), (target, TARGET), (recipe, RECIPE)):
+        add_options(each.add_argument, plan, names)
 
     table = options_in(Options)
     group = parser.add_argument_group("what to print instead of the table")

@@ -84,7 +84,7 @@ def option(
 
 
 def _with_default(help: str, default: Any) -> str:
-    if default is None or "default" in help:
+    if default in (None, ()) or "default" in help:
         return help
     text = f"{default:g}".replace("e-0", "e-") if isinstance(default, (int, float)) else default
     return f"{help} (default: {text})"

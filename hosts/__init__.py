@@ -2,7 +2,6 @@
 
 hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
-options        options of a command as fields of a dataclass
 networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
 plans          runs by the LAMB paper: options, jobs, what each rank of a cluster's job runs

@@ -31,12 +31,12 @@ if __name__ == "__main__" and not __package__:
 
 from base.command_line import CommandParser, path_name, within
 from base.errors import InputError
+from base.options import add_options, flag, option, options_in, taken
 from hosts.addresses import addresses, bare, is_here
 from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching.over_mpirun import program
 from hosts.launching.parts import DEFAULT_PORT, ssh_words
 from hosts.mpirun import interfaces
-from hosts.options import add_options, option
 from hosts.reach import APART, Answer, Conversation, Fault, Question
 
 GIB, GIGABIT = 1 << 30, 1e9 / 8
@@ -61,41 +61,45 @@ COLUMNS = (
 class Options:
     """The command's options."""
 
-    hostfile: str = option(
-        "Open MPI host file: name slots=8", "HOSTFILE", None, path_name, flags=["hostfile"]
-    )
+    hostfile: str
     data: Sequence[str] = option(
-        "files of the run, as in its --data; can be repeated", "GLOB", (), action="append"
+        "files of the run, as in its --data; can be repeated",
+        metavar="GLOB",
+        default=(),
+        unset=True,
+        action="append",
     )
     memory: float = option(
         "memory that must be free for each rank. Rule of thumb: what --estimate of the training script says, "
         "and a quarter more",
-        "GIB",
-        2.0,
         within(0, 100_000),
+        metavar="GIB",
+        default=2.0,
     )
     send: float = option(
         "send so long between each pair of hosts, each way; 0: not at all. Rule of thumb: 0.5; 5 where the "
         "network is shared with others. 32 hosts take 31 rounds",
-        "SECONDS",
-        0.5,
         within(0, 600, "seconds"),
+        metavar="SECONDS",
+        default=0.5,
     )
     at_least: float | None = option(
         "what every link must reach (default: half of the median link). Rule of thumb: half of what the "
         "machines' vendor promises",
-        "GBIT",
-        None,
         within(0, 100_000),
+        metavar="GBIT",
+        default=None,
     )
-    ssh: str = option("remote shell and its options, such as 'ssh -p 2222' (default: ssh)", "COMMAND", "ssh")
+    ssh: str = option(
+        "remote shell and its options, such as 'ssh -p 2222' (default: ssh)", metavar="COMMAND", default="ssh"
+    )
     python: str = option(
         "the ranks' interpreter, at the same path everywhere (default: the one that runs this)",
-        "PATH",
-        sys.executable,
         path_name,
+        metavar="PATH",
+        default=sys.executable,
     )
-    json: bool = option("print JSON instead of the table", default=False)
+    json: bool = flag("print JSON instead of the table")
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,12 @@ class Report:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = CommandParser("check", prog="hosts/check.py", description=__doc__)
-    add_options(Options, {"": parser})
-    options = Options(**vars(parser.parse_args(argv)))
+    parser.add_argument(
+        "hostfile", type=path_name, metavar="HOSTFILE", help="Open MPI host file: name slots=8"
+    )
+    options = options_in(Options)
+    add_options(parser.add_argument, table, " ".join(options))
+    options = taken(Options, parser.parse_args(argv))
     try:
         hosts = merged([*read_host_lines(options.hostfile), *read_spares(options.hostfile)])
         report = look(options, hosts)

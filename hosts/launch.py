@@ -46,6 +46,7 @@ from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD
+from base.options import add_options, flag, option, options_in, taken
 from hosts.addresses import is_here
 from hosts.answer import interfaces as own_interfaces
 from hosts.hostfile import merged, read_host_lines, read_spares
@@ -69,7 +70,6 @@ from hosts.launching.running import Limits, Outcome, Run
 from hosts.launching.signals import Signals
 from hosts.mpirun import interfaces
 from hosts.networks import RULE, read_network
-from hosts.options import add_options, option
 from hosts.reach import Question, check, faults_of, summed_up
 
 FINISH = 60.0  # seconds for a slow reader to take the last lines
@@ -82,7 +82,7 @@ CKPT_DIR, RESUME, START_STEP = "--ckpt_dir", "--resume", "--start_step"  # optio
 class Options:
     """The options as given. Those in seconds have a rule of thumb in their help, where one is known."""
 
-    hostfile: str = option("Open MPI host file: name slots=8", "FILE", convert=path_name, required=True)
+    hostfile: str = option("Open MPI host file: name slots=8", path_name, metavar="FILE", required=True)
     backend: str = option(
         "hvd: mpirun, for scripts over Horovod; byteps: scheduler, servers and workers of BytePS",
         required=True,
@@ -92,94 +92,102 @@ class Options:
         f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
         "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
         "be replaced",
-        "N",
-        convert=whole(0, 1000, "more would hide a defect"),
+        whole(0, 1000, "more would hide a defect"),
+        metavar="N",
     )
     min_hosts: int | None = option(
         "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
         "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper",
-        "K",
-        convert=whole(1, 100_000, "no cluster is so large"),
+        whole(1, 100_000, "no cluster is so large"),
+        metavar="K",
     )
     host_tries: int = option(
         "leave a host out after so many failures in a row, of its processes or of its answer. Rule of thumb: "
         "2, a host that reboots has answered by then; 1 with --backoff 60 or more",
-        "N",
-        2,
         whole(1, 1000, "such a host does not come back"),
+        metavar="N",
+        default=2,
     )
     backoff: float = option(
         "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
         "300 s. Rule of thumb: what a batch system takes to give a host back",
-        "SECONDS",
-        5.0,
         limited,
+        metavar="SECONDS",
+        default=5.0,
     )
     rejoin_interval: float = option(
         "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly",
-        "SECONDS",
-        60.0,
         limited,
+        metavar="SECONDS",
+        default=60.0,
     )
     host_patience: float = option(
         "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
         "reboot",
-        "SECONDS",
-        600.0,
         limited,
+        metavar="SECONDS",
+        default=600.0,
     )
-    again: bool = option(
-        "start again when the script exits with 75, saved and to be run again (default: exit with 75)",
-        default=False,
+    again: bool = flag(
+        "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
     )
     mpirun: str = option(
         "hvd: mpirun and more options for it, as a shell would split them (default: mpirun)",
-        "COMMAND",
-        "mpirun",
+        metavar="COMMAND",
+        default="mpirun",
     )
     num_servers: int | None = option(
         "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
         "servers that share their hosts with workers: each host's network then carries the same load)",
-        "N",
-        convert=whole(0, 4096, "BytePS's largest networks have hundreds"),
+        whole(0, 4096, "BytePS's largest networks have hundreds"),
+        metavar="N",
     )
     scheduler: str | None = option(
         "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
         f"machine, else {DEFAULT_PORT})",
-        "HOST[:PORT]",
+        metavar="HOST[:PORT]",
     )
-    ssh: str = option("remote shell and its options, such as 'ssh -p 2222' (default: ssh)", "COMMAND", "ssh")
+    ssh: str = option(
+        "remote shell and its options, such as 'ssh -p 2222' (default: ssh)", metavar="COMMAND", default="ssh"
+    )
     interface: str | None = option(
         "network interface between the hosts (default: any but loopback and Docker's for hvd; "
         "DMLC_INTERFACE, else that of the addresses in the host file for byteps)",
-        "NAME",
+        metavar="NAME",
     )
-    network: str | None = option(RULE, "KIND")
+    network: str | None = option(RULE, metavar="KIND")
     env: Sequence[str] = option(
         "a variable for every part, with its value here or a given one; can be repeated",
-        "NAME[=VALUE]",
-        (),
+        metavar="NAME[=VALUE]",
+        default=(),
+        unset=True,
         action="append",
     )
     log_dir: str | None = option(
         "also write each part's lines to DIR/rank.N/stdout, DIR/server.N/stderr, DIR/scheduler/...; appended",
-        "DIR",
-        convert=path_name,
+        path_name,
+        metavar="DIR",
     )
-    quiet: bool = option("show the launcher's own lines only; needs --log_dir", default=False)
+    quiet: bool = flag("show the launcher's own lines only; needs --log_dir")
     grace: float = option(
         "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint",
-        "SECONDS",
-        Limits().grace,
         limited,
+        metavar="SECONDS",
+        default=Limits().grace,
     )
     stopped_timeout: float = option(
-        "a part stopped by SIGSTOP for so long counts as dead", "SECONDS", Limits().stopped, limited
+        "a part stopped by SIGSTOP for so long counts as dead",
+        limited,
+        metavar="SECONDS",
+        default=Limits().stopped,
     )
     server_timeout: float = option(
-        "how long servers may take to end after the last rank", "SECONDS", Limits().servers, limited
+        "how long servers may take to end after the last rank",
+        limited,
+        metavar="SECONDS",
+        default=Limits().servers,
     )
-    dry_run: bool = option("print a command for each part, start nothing", default=False)
+    dry_run: bool = flag("print a command for each part, start nothing")
 
 
 @dataclass(frozen=True)
@@ -303,8 +311,9 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
         usage="%(prog)s --hostfile FILE --backend {hvd,byteps} [options] -- SCRIPT OPTIONS...",
         description=__doc__,
     )
-    add_options(Options, {"": parser})
-    args = Options(**vars(parser.parse_args(words)))
+    table = options_in(Options)
+    add_options(parser.add_argument, table, " ".join(table))
+    args = taken(Options, parser.parse_args(words))
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]
     lines, spares = read_host_lines(args.hostfile), read_spares(args.hostfile)
@@ -390,9 +399,9 @@ def _extra(given: Sequence[str]) -> dict[str, str]:
 
 
 def _check_options(args: Options) -> None:
-    for flag, value in (("--num_servers", args.num_servers), ("--scheduler", args.scheduler)):
+    for name, value in (("--num_servers", args.num_servers), ("--scheduler", args.scheduler)):
         if args.backend == HVD and value is not None:
-            raise InputError(f"{flag} {value}: goes with --backend byteps")
+            raise InputError(f"{name} {value}: goes with --backend byteps")
     if args.quiet and args.log_dir is None:
         raise InputError("--quiet: needs --log_dir, or the output of the parts would be lost")
     if args.log_dir is not None and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):

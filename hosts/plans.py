@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 from base.command_line import CommandParser, pair_of, positive_int, split_at_dashes
 from base.errors import InputError, one_line
 from base.launchers import BYTEPS, HVD
-from hosts.options import add_options, option
+from base.options import add_options, flag, option, options_in
 from hosts.shell import Job, Required, Word
 from lamb_paper import (
     PAPER,
@@ -44,11 +44,13 @@ DEFAULTS = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "
 CKPT_DIR = "ckpt_dir"  # both stages', also where each is a run of its own: stage 2 begins with stage 1's end
 
 # Groups of options: about the cluster, from the batch to the accumulation, of the recipe.
-GROUPS = CLUSTER, TARGET, RECIPE = "cluster", "target", "recipe"
+CLUSTER = "tokens_per_gpu accumulate pipeline_stages"
+TARGET = "target_batch_size target_batch_size_2 mixed_batch"
+RECIPE = "stage max_seq_length_1 max_seq_length_2 baseline_batch_size baseline_steps_1 baseline_steps_2"
 
 
-def _count(group: str, text: str, metavar: str, default: int | None = None) -> Any:
-    return option(text, metavar, default, positive_int, group)
+def _count(text: str, metavar: str, default: int | None = None) -> Any:
+    return option(text, positive_int, metavar=metavar, default=default)
 
 
 @dataclass(frozen=True)
@@ -58,41 +60,32 @@ class PlanOptions:
     num_gpus: int | None = None
     tokens_per_gpu: PerStage[int] | None = option(
         "tokens a GPU takes in one pass; the published p3dn runs had 8192",
-        "N[,N]",
-        convert=pair_of(positive_int),
-        group=CLUSTER,
+        pair_of(positive_int),
+        metavar="N[,N]",
     )
     accumulate: PerStage[int] | None = option(
         "passes added up for one step (default 1); doubled, it is like twice the GPUs",
-        "N[,N]",
-        convert=pair_of(positive_int),
-        group=CLUSTER,
+        pair_of(positive_int),
+        metavar="N[,N]",
     )
     pipeline_stages: int = _count(
-        CLUSTER, "GPUs that share one model's layers and one batch: their number is a multiple", "S", 1
+        "GPUs that share one model's layers and one batch: their number is a multiple", "S", 1
     )
-    target_batch_size: int | None = _count(TARGET, "sequences wanted in a step, in each stage", "B")
-    target_batch_size_2: int | None = _count(
-        TARGET, "sequences wanted in a step of stage 2, where that differs", "B"
-    )
-    mixed_batch: bool = option(
-        "the paper's fastest run as published: 7038 steps of 65536 sequences, then 1561 of 32768",
-        default=False,
-        group=TARGET,
+    target_batch_size: int | None = _count("sequences wanted in a step, in each stage", "B")
+    target_batch_size_2: int | None = _count("sequences wanted in a step of stage 2, where that differs", "B")
+    mixed_batch: bool = flag(
+        "the paper's fastest run as published: 7038 steps of 65536 sequences, then 1561 of 32768"
     )
     stage: str | None = option(
         "only this stage, or both in one run (default both; with hparams.py --check by the length)",
-        group=RECIPE,
         choices=sorted(STAGES),
-        flags=["--stage", "--stages"],
+        flags=["--stages"],
     )
-    max_seq_length_1: int | None = _count(RECIPE, "tokens a sequence in stage 1 (default 128)", "L")
-    max_seq_length_2: int | None = _count(RECIPE, "tokens a sequence in stage 2 (default 512)", "L")
-    baseline_batch_size: int = _count(
-        RECIPE, "sequences in a step of the run to match", "B", PAPER.batch_size
-    )
-    baseline_steps_1: int = _count(RECIPE, "its steps in stage 1", "N", PAPER.steps[0])
-    baseline_steps_2: int = _count(RECIPE, "its steps in stage 2", "N", PAPER.steps[1])
+    max_seq_length_1: int | None = _count("tokens a sequence in stage 1 (default 128)", "L")
+    max_seq_length_2: int | None = _count("tokens a sequence in stage 2 (default 512)", "L")
+    baseline_batch_size: int = _count("sequences in a step of the run to match", "B", PAPER.batch_size)
+    baseline_steps_1: int = _count("its steps in stage 1", "N", PAPER.steps[0])
+    baseline_steps_2: int = _count("its steps in stage 2", "N", PAPER.steps[1])
 
     @property
     def replicas(self) -> int:
@@ -227,7 +220,8 @@ def write_cluster_job(
         The exit code, 2 on bad input.
     """
     about = "with --tokens_per_gpu, as in hparams.py; behind -- follow options only then"
-    add_options(PlanOptions, dict.fromkeys(GROUPS, parser.add_argument_group("the plan", about)))
+    group = parser.add_argument_group("the plan", about)
+    add_options(group.add_argument, options_in(PlanOptions), f"{CLUSTER} {TARGET} {RECIPE}")
     words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
     try:
         written = text(parser.parse_args(words), own)
