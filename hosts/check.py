@@ -115,11 +115,10 @@ class Report:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = CommandParser("check", prog="hosts/check.py", description=__doc__)
-    parser.add_argument(
-        "hostfile", type=path_name, metavar="HOSTFILE", help="Open MPI host file: name slots=8"
-    )
-    options = options_in(Options)
-    add_options(parser.add_argument, table, " ".join(options))
+    text = "Open MPI host file: name slots=8"
+    parser.add_argument("hostfile", type=path_name, metavar="HOSTFILE", help=text)
+    known = options_in(Options)
+    add_options(parser.add_argument, known, " ".join(known))
     options = taken(Options, parser.parse_args(argv))
     try:
         hosts = merged([*read_host_lines(options.hostfile), *read_spares(options.hostfile)])
