@@ -112,7 +112,8 @@ def test_any_lines_give_what_hugging_face_gives_for_them(letters, lines, cased):
 def test_a_vocabulary_may_have_the_characters_used_between_words():
     vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "a", "\ufdd1", "##\ufdd1"])
     lines = ["a \ufdd1 a", "a\ufdd1 \ufdd0"]
-    assert WordPieceTokenizer(vocab).encode(lines) == hugging_face(vocab)(lines) == [[5, 6, 5], [5, 7, 1]]
+    ours = lists_of(*WordPieceTokenizer(vocab).encode(lines))
+    assert ours == hugging_face(vocab)(lines) == [[5, 6, 5], [5, 7, 1]]
 
 
 def test_halves_of_surrogate_pairs_are_removed(letters):
