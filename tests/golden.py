@@ -59,7 +59,7 @@ def run_all(place: Path) -> None:
 def digests(place: Path) -> dict[str, str]:
     """sha256 of every file of parameters and states, and of the lines of metrics without times."""
     found = {}
-    for path in sorted([*place.glob("*/*.params"), *place.glob("*/*.states")]):
+    for path in sorted([*place.glob("*/*.params"), *place.glob("*/*.states.npz")]):
         found[str(path.relative_to(place))] = hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted(place.glob("*/metrics.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -32,7 +32,9 @@ def dry_make(*words):
     ],
 )
 def test_backends(words, launcher, script, directory):
-    command = dry_make(*words).check().stdout.splitlines()[-1]
+    lines = dry_make(*words).check().stdout.splitlines()
+    (command,) = [line for line in lines if script in line]
+    assert f"predict.py {directory}ckpt --examples {directory}corpus/eval.txt" in lines[-2]
     assert f"{launcher}" in command and f"--ckpt_dir {directory}ckpt" in command
     assert f".venv/bin/python {script} --resume" in command
 
