@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """One pod's part of a run on Kubernetes, in the containers that hosts/kubernetes.py describes.
 
     python -m hosts.pod hvd worker --keys DIR
