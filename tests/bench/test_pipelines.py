@@ -125,6 +125,6 @@ def test_a_signal_reaches_the_rank(tmp_path: Path) -> None:
     with start_command(words, cwd=ROOT) as run:
         wait_for_file(tmp_path / "begun", run=run)
         time.sleep(0.05)
-        (process,) = run.find(argument="-m")
+        (process,) = run.find(argument="bench.measured_rank")
         os.kill(process, signal.SIGTERM)
         assert run.wait().returncode == 7

@@ -255,7 +255,7 @@ def _fails(
 def _save(saver: Saver, step: int, sizes: tuple[int, int], facts: dict[str, Any] | None) -> None:
     parameters, states = (np.full(size, step, np.float32) for size in sizes)
     saver.begin(step, {"a": parameters}, {"a.mean": states}, facts or {})
-    saver.check(saver.finish(), saver.finite)
+    saver.take([saver.finish(), saver.finite])
 
 
 @contextlib.contextmanager
