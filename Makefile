@@ -52,9 +52,9 @@ CORPUS := -m data.embedded --output $(RUN_DIR)
 PRETRAIN := run_pretraining_$(BACKEND).py --resume \
 	--raw --data '$(RUN_DIR)/corpus/train-*.txt' --data_eval $(RUN_DIR)/corpus/eval.txt \
 	--vocab $(RUN_DIR)/vocab.txt --model bert_2_128_2 --dropout 0 \
-	--stages both --max_seq_length 32,128 --batch_size 1024,2048 --use_avg_len --num_steps 1050,340 \
+	--stages both --max_seq_length 32,128 --batch_size 768,1536 --use_avg_len --num_steps 1270,400 \
 	--masked_lm_prob 0.4,0.3 --max_predictions_per_seq 13,39 \
-	--lr 0.014 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
+	--lr 0.012 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
 
 # Questions out of the same text, with one word to find in a short context: what so small a model learns in
 # half a minute. The same budget from the pretrained weights and from random ones, which learn it later: steps of 4
@@ -65,7 +65,7 @@ QUESTIONS ?= 40000
 STEPS ?= 4000
 INIT ?=
 SQUAD ?=
-PRETRAINED := $(RUN_DIR)/ckpt/0001390.params
+PRETRAINED := $(RUN_DIR)/ckpt/0001670.params
 CLOZE := -m data.questions.cloze --output $(RUN_DIR)/questions \
 	--input '$(RUN_DIR)/corpus/train-*.txt' --dev_input $(RUN_DIR)/corpus/eval.txt \
 	--train_questions $(QUESTIONS) --dev_questions 600 --unanswerable 0.2 --per_sentence 20 --answer_words 1 \
