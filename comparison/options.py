@@ -7,9 +7,9 @@ import argparse
 import os
 import sys
 import tempfile
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Sequence, TypeVar, Union
+from typing import Any, Mapping, Sequence, Union
 
 from base.command_line import (
     OptionParser,
@@ -27,6 +27,7 @@ from base.command_line import (
     within,
 )
 from base.errors import InputError
+from base.options import add_options, flag, option, options_in, taken
 from bert.configuration import MOST_LAYERS, parse_model
 from comparison.backends import BACKENDS, BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Cell, Message, parse_messages
@@ -55,29 +56,10 @@ the same command continues)."""
 
 _repetitions = whole(1, 1000, "more are a slip of the pen")
 
-T = TypeVar("T")
-
-
-def option(help: str, type: Any = None, metavar: str | None = None, **more: Any) -> Any:
-    """A field of a dataclass that is an option, by its own name, with the arguments of `add_argument`."""
-    known = {"help": help, "type": type, "metavar": metavar, **more}
-    return field(metadata={name: value for name, value in known.items() if value is not None})
-
 
 def derived() -> Any:
-    """A field of a dataclass that follows from options."""
-    return field()
-
-
-def options_in(kind: type) -> dict[str, Mapping[str, Any]]:
-    """Name of each field that is an option -> arguments of `add_argument`."""
-    return {each.name: each.metadata for each in fields(kind) if each.metadata}
-
-
-def taken(kind: type[T], options: argparse.Namespace, **values: Any) -> T:
-    """The dataclass with `values`, and with the options of its other fields' names."""
-    names = [each.name for each in fields(kind) if each.name not in values]  # type: ignore[arg-type]
-    return kind(**{name: getattr(options, name) for name in names}, **values)
+    """A field of a configuration that follows from options; whoever makes the configuration gives it."""
+    return field(default=None)
 
 
 @dataclass(frozen=True)
@@ -110,12 +92,12 @@ class Trained:
     data: str | None = option(
         "as for the training scripts (default: the English text in every CPython)", path_names
     )
-    raw: bool = option("data is text", action="store_true")
+    raw: bool = flag("data is text")
     vocab: str | None = option("a BERT vocab.txt", path_name, "FILE")
     max_seq_length: int | None = option(
         "(default: without --data 32)", whole(1, MAX_POSITIONS, "the positions that BERT has"), "L"
     )
-    use_avg_len: bool = option("batch sizes count tokens (always so without --data)", action="store_true")
+    use_avg_len: bool = flag("batch sizes count tokens (always so without --data)")
     accumulate: int | None = option("micro-batches a step (default 1)", accumulation, "N")
 
 
@@ -143,8 +125,8 @@ class Measurement:
         "launches of every setting with --profile, for the breakdown of a step (default 3)",
         _repetitions, "N", default=PROFILES,
     )  # fmt: skip
-    no_profile: bool = option("no profiled launches, no breakdown of the step", action="store_true")
-    retry_failed: bool = option("repeat launches that failed in an earlier call", action="store_true")
+    no_profile: bool = flag("no profiled launches, no breakdown of the step")
+    retry_failed: bool = flag("repeat launches that failed in an earlier call")
 
 
 @dataclass(frozen=True)
@@ -167,8 +149,8 @@ class Output:
 class _Mode:
     """The comparison that is made instead of the one of training runs."""
 
-    comm_only: bool = option("communication alone, by message size", action="store_true")
-    project: bool = option("predict throughput and efficiency on up to 1024 GPUs", action="store_true")
+    comm_only: bool = flag("communication alone, by message size")
+    project: bool = flag("predict throughput and efficiency on up to 1024 GPUs")
 
 
 @dataclass(frozen=True)
@@ -178,7 +160,7 @@ class OfMessages:
     sizes: Sequence[str] = option(
         "messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
         " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
-        metavar="SIZE", nargs="+", default=list(DEFAULT_SIZES),
+        metavar="SIZE", nargs="+", default=DEFAULT_SIZES,
     )  # fmt: skip
     message_dtype: str = option(
         "dtype of the elements (default float32)", choices=list(ITEM_BYTES), default="float32"
@@ -362,10 +344,10 @@ def _of_messages(options: argparse.Namespace, values: dict[str, Any]) -> Message
 def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions:
     """Raises InputError for what only the comparison of training runs needs."""
     steps = Steps(options.steps, options.warmup_steps, options.log_interval)
-    for flag in ("steps", "warmup_steps"):
-        if getattr(options, flag) % steps.interval:
+    for name in ("steps", "warmup_steps"):
+        if getattr(options, name) % steps.interval:
             raise InputError(
-                f"--{flag} {getattr(options, flag)}: must be a multiple of --log_interval {steps.interval}"
+                f"--{name} {getattr(options, name)}: must be a multiple of --log_interval {steps.interval}"
             )
     if steps.total < steps.warm_up + 3 * steps.interval:
         raise InputError(
@@ -413,15 +395,15 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     )
     for title, text, kind in _GROUPS:
         group = parser.add_argument_group(title, text)
-        for name, arguments in options_in(kind).items():
-            group.add_argument(f"--{name}", **arguments)
+        table = options_in(kind)
+        add_options(group.add_argument, table, " ".join(table))
     return parser
 
 
 def _reject(options: argparse.Namespace, kind: type, mode: str) -> None:
     """Raises InputError where an option of another comparison was given."""
-    for name, arguments in options_in(kind).items():
-        if getattr(options, name) != arguments.get("default"):
+    for name, known in options_in(kind).items():
+        if getattr(options, name) != known.words.get("default"):
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 
@@ -451,11 +433,11 @@ def _check_axes(
     for key in options.backends:
         if key not in backends:
             raise InputError(f"--backends {key}: choose from {', '.join(backends)}")
-    for flag in ("backends", "workers", "dtypes", "batch_sizes"):
-        values = getattr(options, flag)
+    for name in ("backends", "workers", "dtypes", "batch_sizes"):
+        values = getattr(options, name)
         for value in values:
             if values.count(value) > 1:
-                raise InputError(f"--{flag}: {value} is named twice")
+                raise InputError(f"--{name}: {value} is named twice")
     if cluster and max(options.workers) > cluster.slots:
         raise InputError(f"--workers {max(options.workers)}: {options.hostfile} has {cluster.slots} slots")
     if options.gpus and cluster is None:

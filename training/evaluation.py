@@ -21,7 +21,6 @@ class Paired:
     """Judged losses of an evaluation, batch by batch, to be compared with others of the same predictions:
     those of their controls, and those of another evaluation. Both have the same easy and hard places, so that
     the error of their difference is less than that of either.
-
     """
 
     def __init__(self, task: Task, communicator: Communicator):
