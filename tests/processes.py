@@ -43,6 +43,18 @@ from hosts.launching.over_mpirun import PRRTE
 from hosts.mpirun import version
 
 ROOT = Path(__file__).resolve().parent.parent
+# Figures of metrics.jsonl that no two runs share.
+OF_TIME = (
+    "time",
+    "training_s",
+    "mfu",
+    "tokens_per_s",
+    "padded_tokens_per_s",
+    "sequences_per_s",
+    "step_s",
+    "data_wait",
+    "eval_s",
+)
 MARKER = "TEST_RUN_MARKER"
 TIMED_OUT = 124  # return code of a run that met its time limit, as coreutils' timeout gives it
 LIMIT = 600.0  # seconds

@@ -11,23 +11,12 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from tests.processes import ROOT, start_ranks, words_of
+from tests.processes import OF_TIME, ROOT, start_ranks, words_of
 
 FIRST, SECOND = 6, 6  # steps of the stages
 END = FIRST + SECOND
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
 LAUNCHERS = {"hvd": "mpirun", "byteps": "byteps"}
-_OF_TIME = (
-    "time",
-    "training_s",
-    "mfu",
-    "tokens_per_s",
-    "padded_tokens_per_s",
-    "sequences_per_s",
-    "step_s",
-    "data_wait",
-    "eval_s",
-)
 Moment = Callable[[Path], bool]
 
 
@@ -121,7 +110,7 @@ def differences(directory: Path, whole: Path) -> list[str]:
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without times and speeds."""
-    return [{name: each[name] for name in each if name not in _OF_TIME} for each in _lines(directory)]
+    return [{name: each[name] for name in each if name not in OF_TIME} for each in _lines(directory)]
 
 
 def _lines(directory: Path) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
+from tests.processes import OF_TIME
 from training.inputs import Part, check_parts
 from training.options import parse_options, stage_config, stage_options
 from training.train import train_stages
@@ -15,17 +16,6 @@ from training.train import train_stages
 MODEL = "bert_1_16_2"
 FIRST, SECOND = 4, 3  # steps of the stages
 END = FIRST + SECOND
-_OF_TIME = (
-    "time",
-    "training_s",
-    "mfu",
-    "tokens_per_s",
-    "padded_tokens_per_s",
-    "sequences_per_s",
-    "step_s",
-    "data_wait",
-    "eval_s",
-)
 
 
 def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
@@ -78,7 +68,7 @@ def run(ckpt_dir: Path, text: Any, communicator: Any = None, **changes: Any) -> 
 def metrics_of(ckpt_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without those figures that no two runs share."""
     lines = [json.loads(line) for line in (ckpt_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in _OF_TIME} for line in lines]
+    return [{name: value for name, value in line.items() if name not in OF_TIME} for line in lines]
 
 
 def manifest_of(ckpt_dir: Path, step: int) -> Mapping[str, Any]:
