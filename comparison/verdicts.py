@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Hashable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base.student import DIFFERENT, NOT_SHOWN, holm, mean_test
 
@@ -40,7 +40,7 @@ class Pair(NamedTuple):
     NOT_SHOWN or TOO_FEW; `faster`: one of the two where they are different.
     """
 
-    group: Hashable
+    group: Any
     first: str
     second: str
     repeats: int

@@ -14,7 +14,7 @@ from base.errors import InputError
 from comparison.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
 from comparison.launch import Launched
 from comparison.messages import command as module
-from comparison.messages.command import Account, compare_messages, read_rank, why
+from comparison.messages.command import compare_messages, read_rank, why
 from comparison.options import parse_options
 
 SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"
@@ -240,14 +240,14 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"message": "1MB", "rou')
     account = read_rank(path)
-    assert account.begun == ("4KB", "1MB") and account.results == {"4KB": {"rounds_s": [1.0]}}
-    assert read_rank(tmp_path / "none") is None
+    assert account["begun"] == ["4KB", "1MB"] and account["results"] == {"4KB": {"rounds_s": [1.0]}}
+    assert account["joined"] is not None and read_rank(tmp_path / "none")["joined"] is None
 
 
 def test_reasons(tmp_path):
     log = tmp_path / "run.log"
     log.write_text("noise\n")
-    accounts = [Account({}, (), {}), None]
+    accounts = [{"joined": {"rank": 0}}, {"joined": None}]
     assert why(Launched(124, 60.0, True, {}), log, 60, accounts) == "no end within 60 s (--time_limit)"
     assert "rank 1 left no file" in why(Launched(0, 5.0, False, {}), log, 60, accounts)
     log.write_text("error: rank 1: rank 1 lost the other ranks: gone\nmore\n")

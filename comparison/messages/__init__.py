@@ -1,7 +1,7 @@
 """Communication alone, by message size: compare.py --comm_only.
 
-plan     messages, repetitions and memory; latency, bandwidth and verdicts
+plan     messages, and the memory that they need
 rank     one rank of a launch, and arrays whose mean is known
 command  the options and the sweep; one launch, repeated without the size that failed
-report   the tables, the picture and the sentences
+report   latency, bandwidth and verdicts; the tables, the picture and the sentences
 """

@@ -22,24 +22,19 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from base import machine
 from base.json_files import read_json_lines
 from base.memory import available_bytes
-from comparison.backends import (
-    BYTEPS,
-    BYTEPS_LOCAL,
-    ROOT,
-    environment,
-    launch_words,
-    merged,
-)
+from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words, merged
 from comparison.campaign import Campaign, Said, Store, versions, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
-from comparison.messages.plan import Cell, Message, that_fit, worker_plan
-from comparison.messages.report import Measured, report_of
+from comparison.messages.plan import Cell, Message, left_out_of, worker_plan
+from comparison.messages.report import report_of
 from comparison.options import MessagesOptions
 from comparison.report import Report, as_json, write_text
 from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
+RANK = ROOT / "comparison" / "messages" / "rank.py"
+LOG, PLAN = "run.log", "plan.json"
 
 
 class Turn(NamedTuple):
@@ -136,14 +131,14 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
             "confidence": options.confidence,
             "options": options.given,
         }
-        measured = Measured(options.cells, options.messages, records, self.unfit, complete)
-        return report_of(facts, measured), not any(each["wrong"] or each["failures"] for each in records)
+        report = report_of(facts, options.cells, options.messages, records, self.unfit, complete)
+        return report, not any(each["wrong"] or each["failures"] for each in records)
 
 
 def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
     """Messages that do not fit into memory. It is looked at once, and they stay left out in the calls that
     continue."""
-    cells, backends, cluster = options.cells, options.backends, options.cluster
+    cells, cluster = options.cells, options.cluster
     kept = store.load(LEFT_OUT, dict)
     if kept is not None:
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
@@ -153,23 +148,9 @@ def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]
         # The most ranks that a host has; all hosts are taken to have this one's memory.
         hosts = merged(cluster.first(cell.workers)) if cluster else [("localhost", cell.workers)]
         ranks = max(slots for _, slots in hosts)
-        reasons[cell] = that_fit(backends[cell.backend], ranks, options.messages, available)[1]
+        reasons[cell] = left_out_of(options.backends[cell.backend], ranks, options.messages, available)
     store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
-
-
-RANK = ROOT / "comparison" / "messages" / "rank.py"
-LOG, PLAN = "run.log", "plan.json"
-
-
-class Account(NamedTuple):
-    """Lines that a rank has written until its end. `results`: by message, `begun`: messages in their order,
-    `agreements_s`: seconds of each agreement."""
-
-    joined: Mapping[str, Any]
-    begun: tuple[str, ...]
-    results: Mapping[str, Mapping[str, Any]]
-    agreements_s: tuple[float, ...] = ()
 
 
 def send(
@@ -211,7 +192,10 @@ def send(
         write_text(here / PLAN, as_json(plan))
         environ = environment(backend, cluster=options.cluster)
         ended = launch(command, environ, here / LOG, options.time_limit, script)
-        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
+        said = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
+        # None where not all ranks have come so far.
+        ends = [each["results"].get(todo[0].name, {}).get("first_at") for each in said]
+        agreements = [statistics.median(each["agreements_s"] or [0.0]) for each in said]
         attempts.append(
             {
                 "command": command,
@@ -220,20 +204,19 @@ def send(
                 "peak_bytes": dict(ended.peak_bytes),
                 "cpu_s": ended.cpu_s,
                 "others": ended.others,
-                "start_up_s": _start_up(accounts, todo[0], ended.begun),
-                "agreement_s": _agreement(accounts),
+                "start_up_s": None if None in ends else round(max(ends) - ended.begun, 3),
+                "agreement_s": max(agreements) if all(agreements) else None,
             }
         )
-        outcome["joined"] = [each.joined if each else None for each in accounts]
-        answered = _collect(outcome, accounts, todo)
+        outcome["joined"] = [each["joined"] for each in said]
+        answered = _collect(outcome, said, todo)
         left = [message for message in todo if message.name not in answered]
-        reason = why(ended, here / LOG, options.time_limit, accounts)
+        reason = why(ended, here / LOG, options.time_limit, said)
         if not left:
             if ended.returncode:
                 outcome["notes"].append(f"after the last message: {reason}")
             break
-        begun_with = {name for each in accounts if each for name in each.begun}
-        if not any(message.name in begun_with for message in todo):
+        if not {message.name for message in todo} & {name for each in said for name in each["begun"]}:
             outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
             break
         # Ranks send in the plan's order: the first that not all have finished is where it ended.
@@ -243,52 +226,38 @@ def send(
     return outcome
 
 
-def _start_up(accounts: Sequence[Account | None], first: Message, begun: float) -> float | None:
-    """Seconds from `begun`, Unix time, until the last rank had the average of the first message."""
-    ends = [each.results.get(first.name, {}).get("first_at") if each else None for each in accounts]
-    known = [end for end in ends if end is not None]
-    return round(max(known) - begun, 3) if known and len(known) == len(accounts) else None
-
-
-def _agreement(accounts: Sequence[Account | None]) -> float | None:
-    times = [each.agreements_s for each in accounts if each and each.agreements_s]
-    return max(map(statistics.median, times)) if times and len(times) == len(accounts) else None
-
-
-def read_rank(path: Path) -> Account | None:
-    """None where the rank has left nothing; a line that its end cut off does not count."""
-    joined: Mapping[str, Any] = {}
-    begun: list[str] = []
-    results: dict[str, Mapping[str, Any]] = {}
-    agreements: tuple[float, ...] = ()
+def read_rank(path: Path) -> dict[str, Any]:
+    """Lines that a rank has written until its end; one that its end cut off does not count. `joined`: None
+    where it has left nothing, `begun`: messages in their order, `results`: by message, `agreements_s`:
+    seconds of each agreement."""
+    said: dict[str, Any] = {"joined": None, "begun": [], "results": {}, "agreements_s": []}
     try:
         lines = read_json_lines(str(path))
     except FileNotFoundError:
-        return None
+        return said
+    said["joined"] = {}
     for values in lines:
         if "joined" in values:
-            joined = values
+            said["joined"] = values
         elif "begins" in values:
-            begun.append(values["begins"])
+            said["begun"].append(values["begins"])
         elif "agreements_s" in values:
-            agreements = tuple(values["agreements_s"])
+            said.update(values)
         else:
-            results[values.pop("message")] = values
-    return Account(joined, tuple(begun), results, agreements)
+            said["results"][values.pop("message")] = values
+    return said
 
 
-def _collect(
-    outcome: dict[str, Any], accounts: Sequence[Account | None], todo: Sequence[Message]
-) -> set[str]:
+def _collect(outcome: dict[str, Any], said: Sequence[Mapping[str, Any]], todo: Sequence[Message]) -> set[str]:
     """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
     nothing more is to be learnt."""
     answered = set()
     for name in (message.name for message in todo):
-        results = [each.results[name] for each in accounts if each and name in each.results]
+        results = [each["results"][name] for each in said if name in each["results"]]
         wrong = [result["wrong"] for result in results if result.get("wrong")]
         if wrong:
             outcome["wrong"][name] = wrong[0]
-        elif len(results) < len(accounts):
+        elif len(results) < len(said):
             continue
         elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
             outcome["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
@@ -303,9 +272,9 @@ def _collect(
     return answered
 
 
-def why(ended: Launched, log: Path, limit: float, accounts: Sequence[Account | None]) -> str:
-    """The reason of a failure in one line."""
-    missing = [str(rank) for rank, each in enumerate(accounts) if each is None]
+def why(ended: Launched, log: Path, limit: float, said: Sequence[Mapping[str, Any]]) -> str:
+    """The reason of a failure in one line. `said`: of each rank, by `read_rank`."""
+    missing = [str(rank) for rank, each in enumerate(said) if each["joined"] is None]
     if ended.timed_out:
         return f"no end within {limit:.0f} s (--time_limit)"
     if ended.returncode == 0 and missing:
@@ -313,5 +282,4 @@ def why(ended: Launched, log: Path, limit: float, accounts: Sequence[Account | N
             f"rank {', '.join(missing)} left no file in {log.parent}: with several hosts --output must be on"
             " a file system that all of them share"
         )
-    reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
-    return reason
+    return reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))[0]

@@ -1,33 +1,22 @@
-"""Report of launches that sent messages: tables, messages.md, messages.json and messages.png, latency and
-bandwidth by size."""
+"""What launches that sent messages show: figures and verdicts, and the report, messages.md, messages.json and
+messages.png, latency and bandwidth by size."""
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, legend_below, new_figure, plain, whiskers
-from comparison.messages.plan import (
-    UNITS,
-    Cell,
-    Figures,
-    Message,
-    Outcome,
-    Place,
-    Start,
-    bus_bandwidth,
-    evaluate,
-    place_of,
-    reference_of,
-)
+from comparison.messages.plan import UNITS, Cell, Message
 from comparison.report import Part, Report, busy_mark, marked, with_others
-from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread, spread
+from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread, compare, spread
 from comparison.wording import memory, verdict, with_range
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NAME, PICTURE = "messages", "messages.png"
@@ -52,33 +41,139 @@ DEFINITIONS = """\
 - Launches of all backends take turns in an order drawn for every repeat; ratios are taken within a repeat."""
 
 
-class Measured(NamedTuple):
-    """Everything that was measured. `cells`, `messages`: in the order of the tables. `launches`: as
-    `comparison.messages.command.send` returns them, with backend, workers and repeat. `left_out`: messages
-    that were not sent, with the reason. `complete`: False for a comparison that goes on, or was interrupted.
+REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
+
+
+class Place(NamedTuple):
+    """Comparison of the reference with another backend: the group of a `comparison.verdicts.Pair`."""
+
+    workers: int
+    message: str
+    backend: str
+
+
+class Figures(NamedTuple):
+    """Figures of one message over one backend.
+
+    `latency_s`: over the launches, of each launch's median over its rounds; `samples_s`: the same by repeat.
+    `first_s`: of the first call of a launch. Bandwidths are from the median latency. `ratio`: seconds for one
+    of the reference's, over the repeats that both have; None for the reference itself.
     """
 
-    cells: Sequence[Cell]
-    messages: Sequence[Message]
-    launches: Sequence[Mapping[str, Any]]
-    left_out: Mapping[Cell, Mapping[str, str]]
-    complete: bool
+    latency_s: Spread
+    samples_s: Mapping[int, float]
+    first_s: Spread
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+    ratio: Spread | None
 
 
-def table_of(
-    workers: int,
+class Start(NamedTuple):
+    """Over the launches of a backend. `start_up_s`: from the launch until all ranks had the first average.
+    `agreement_s`: of one agreement, as after the exchange of every training step."""
+
+    start_up_s: Spread
+    agreement_s: Spread
+
+
+class Outcome(NamedTuple):
+    """`reasons`: why a message has no figures. `pairs`: of the reference with each of the others. `starts`:
+    of the backends that were right everywhere and have come to an end."""
+
+    figures: dict[Cell, dict[str, Figures]]
+    reasons: dict[Cell, dict[str, str]]
+    pairs: list[Pair]
+    starts: dict[Cell, Start]
+
+
+def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
+    """Bytes a second that every rank must send at least, and receive, in a ring all-reduce: 2 (n - 1) / n of
+    the message in the same time (nccl-tests, doc/PERFORMANCE.md)."""
+    return nbytes / seconds * 2 * (ranks - 1) / ranks
+
+
+def reference_of(cells: Sequence[Cell], workers: int) -> Cell:
+    backends = [cell.backend for cell in cells if cell.workers == workers]
+    return Cell(REFERENCE if REFERENCE in backends else backends[0], workers)
+
+
+def evaluate(
     cells: Sequence[Cell],
     messages: Sequence[Message],
-    outcome: Outcome,
-    titles: Mapping[str, str],
-) -> Table:
-    """Table of all runs with so many ranks."""
-    chosen = [cell for cell in cells if cell.workers == workers]
-    reference = reference_of([cell.backend for cell in chosen])
-    tests = {place_of(pair): pair for pair in outcome.pairs}
-    rows = []
-    for message in messages:
-        for cell in chosen:
+    launches: Sequence[Mapping[str, Any]],
+    left_out: Mapping[Cell, Mapping[str, str]],
+    confidence: float,
+) -> Outcome:
+    """A message that failed, or held a wrong element, in any launch has a reason and no figures; a backend
+    with a wrong element has no verdicts at all.
+
+    Args:
+        launches: as `comparison.messages.command.send` returns them, with backend, workers and repeat.
+        left_out: messages that were not sent at all, with the reason.
+    """
+    own = {cell: [each for each in launches if (each["backend"], each["workers"]) == cell] for cell in cells}
+    reasons = {cell: dict(left_out.get(cell, {})) for cell in cells}
+    samples: dict[Cell, dict[str, dict[int, float]]] = {}
+    for cell in cells:
+        for word, name in (("failed", "failures"), ("wrong", "wrong")):
+            for launch in own[cell]:
+                reasons[cell].update({message: f"{word}: {text}" for message, text in launch[name].items()})
+        samples[cell] = {
+            message.name: {
+                launch["repeat"]: statistics.median(launch["results"][message.name]["rounds_s"])
+                for launch in own[cell]
+                if message.name in launch["results"] and message.name not in reasons[cell]
+            }
+            for message in messages
+        }
+    references = {cell: reference_of(cells, cell.workers) for cell in cells}
+    figures: dict[Cell, dict[str, Figures]] = {cell: {} for cell in cells}
+    for cell, message in itertools.product(cells, messages):
+        values, others = (samples[each][message.name] for each in (cell, references[cell]))
+        if not values:
+            continue
+        latency = spread(list(values.values()))
+        ratios = [value / others[repeat] for repeat, value in values.items() if repeat in others]
+        first = [each["results"][message.name]["first_s"] for each in own[cell] if each["repeat"] in values]
+        figures[cell][message.name] = Figures(
+            latency_s=latency,
+            samples_s=values,
+            first_s=spread(first),
+            algorithm_bytes_per_s=message.nbytes / latency.median,
+            bus_bytes_per_s=bus_bandwidth(message.nbytes, latency.median, cell.workers),
+            ratio=spread(ratios) if ratios and references[cell] != cell else None,
+        )
+    correct = [cell for cell in cells if not any(launch["wrong"] for launch in own[cell])]
+    groups = {
+        Place(cell.workers, message.name, cell.backend): {
+            each.backend: samples[each][message.name] for each in (references[cell], cell)
+        }
+        for workers in dict.fromkeys(cell.workers for cell in cells)
+        for message in messages
+        for cell in correct
+        if cell.workers == workers and references[cell] != cell and references[cell] in correct
+    }
+    starts = {}
+    for cell in correct:
+        first_starts = [launch["attempts"][0] for launch in own[cell] if launch["attempts"]]
+        ups, agreements = (
+            [each[name] for each in first_starts if each.get(name) is not None] for name in Start._fields
+        )
+        if ups and agreements:
+            starts[cell] = Start(spread(ups), spread(agreements))
+    return Outcome(figures, reasons, compare(groups, confidence), starts)
+
+
+def tables_of(
+    cells: Sequence[Cell], messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]
+) -> list[Table]:
+    """A table for each number of ranks; start-up and agreement where a backend came so far."""
+    tests = {pair.group: pair for pair in outcome.pairs}
+    found = []
+    for workers in dict.fromkeys(cell.workers for cell in cells):
+        chosen = [cell for cell in cells if cell.workers == workers]
+        rows = []
+        for message, cell in itertools.product(messages, chosen):
             names = [message.name, titles[cell.backend]]
             own = outcome.figures[cell].get(message.name)
             if own is None:
@@ -90,23 +185,18 @@ def table_of(
                 ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
             figures = [
                 with_spread(own.latency_s, 1e3),
-                digits(own.algorithm / 1e6),
-                digits(own.bus / 1e6),
+                digits(own.algorithm_bytes_per_s / 1e6),
+                digits(own.bus_bytes_per_s / 1e6),
                 digits(1e3 * own.first_s.median),
                 ratio,
                 verdict(pair, {"titles": titles}) if pair else EMPTY,
             ]
             rows.append(Row([*names, *figures]))
-    head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
-    head += [f"to {titles[reference]} (least to most)", "verdict"]
-    plural = "ranks" if workers > 1 else "rank"
-    return Table(f"One average of a message over {workers} {plural}", head, rows, names=2)
-
-
-def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Table | None:
-    """Start-up and agreement of every backend and number of ranks; None where none came so far."""
-    if not starts:
-        return None
+        reference = titles[reference_of(cells, workers).backend]
+        head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
+        head += [f"to {reference} (least to most)", "verdict"]
+        plural = "ranks" if workers > 1 else "rank"
+        found.append(Table(f"One average of a message over {workers} {plural}", head, rows, names=2))
     rows = [
         Row(
             [
@@ -116,10 +206,12 @@ def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Tabl
                 with_spread(start.agreement_s, 1e3),
             ]
         )
-        for cell, start in starts.items()
+        for cell, start in outcome.starts.items()
     ]
-    head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
-    return Table("Start-up, and agreement of the ranks", head, rows, names=2)
+    if rows:
+        head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
+        found.append(Table("Start-up, and agreement of the ranks", head, rows, names=2))
+    return found
 
 
 def with_spread(seconds: Spread, factor: float = 1.0) -> str:
@@ -128,28 +220,35 @@ def with_spread(seconds: Spread, factor: float = 1.0) -> str:
     return digits(median) if least == most else with_range(median, least, most)
 
 
-def report_of(facts: Mapping[str, Any], measured: Measured) -> Report:
+def report_of(
+    facts: Mapping[str, Any],
+    cells: Sequence[Cell],
+    messages: Sequence[Message],
+    launches: Sequence[Mapping[str, Any]],
+    left_out: Mapping[Cell, Mapping[str, str]],
+    complete: bool,
+) -> Report:
     """messages.md, messages.json, and messages.png where there are figures.
 
     Args:
         facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a
             backend), command, dtype, repeats, confidence.
+        cells, messages: in the order of the tables.
+        launches, left_out: as for `evaluate`.
+        complete: False for a comparison that goes on, or was interrupted.
     """
-    cells, messages, launches, left_out, complete = measured
-    shares = [max(taken) for each in launches if (taken := _others(each))]
+    taken = [[each["others"] for each in launch["attempts"] if "others" in each] for launch in launches]
+    shares = [max(each) for each in taken if each]
     facts = {**facts, "busy": busy_mark(shares)}
-    titles, confidence = facts["titles"], facts["confidence"]
-    outcome = evaluate(cells, messages, launches, left_out, confidence)
-    counts = dict.fromkeys(cell.workers for cell in cells)
-    tables = marked(
-        [
-            *(table_of(workers, cells, messages, outcome, titles) for workers in counts),
-            start_table(outcome.starts, titles),
-        ],
-        facts["busy"],
-    )
-    sentences = with_others(_sentences(facts, measured, outcome), shares)
-    figure = draw(cells, messages, outcome.figures, titles)
+    outcome = evaluate(cells, messages, launches, left_out, facts["confidence"])
+    tables = marked(tables_of(cells, messages, outcome, facts["titles"]), facts["busy"])
+    sentences = _sentences(facts, cells, launches, outcome)
+    if not complete:
+        done = f"{len(launches)} of {len(cells) * facts['repeats']} launches are done"
+        sentences = [f"Partial: {done}; the same command continues.", *sentences]
+    sentences = with_others(sentences, shares)
+    figure = draw(cells, messages, outcome.figures, facts["titles"])
+    error = f"{1 - facts['confidence']:.6g}"
     document: list[Part] = [
         "# Communication alone",
         *sentences,
@@ -157,16 +256,32 @@ def report_of(facts: Mapping[str, Any], measured: Measured) -> Report:
         f"![latency and bandwidth by size]({PICTURE})" if figure else "",
         "## What was measured",
         DEFINITIONS,
-        f"Verdicts. {rule(confidence)}",
+        "Verdicts. A launch gives one value for a message: the median over its rounds. Two backends are"
+        " compared by the logarithm of the ratio of their values within each repeat, with a two-sided paired"
+        " t-test. One is called faster only if the p-value, adjusted by Holm's method over all verdicts of"
+        f' this report, is at most {error}; otherwise it says "{NOT_SHOWN}", which does not say that there is'
+        f" none. With fewer than {FEWEST_REPEATS} repeats in common there is no verdict.",
         "## Where",
         *machine.line(facts["machine"]).splitlines(),
         ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
         "\n".join(["```", " ".join(facts["command"]), "```"]),
     ]
+    # Of each message its figures, or the reason why there are none.
+    rows = [
+        {
+            **cell._asdict(),
+            "message": message.name,
+            "tensors": message.tensors,
+            "bytes": message.nbytes,
+            "reason": outcome.reasons[cell].get(message.name),
+            **(own._asdict() if (own := outcome.figures[cell].get(message.name)) else {}),
+        }
+        for cell, message in itertools.product(cells, messages)
+    ]
     content = {
         "complete": complete,
         **facts,
-        "figures": [_figures(cell, message, outcome) for cell in cells for message in messages],
+        "figures": rows,
         "pairs": [pair for pair in outcome.pairs if pair.repeats],
         "starts": [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()],
         "launches": launches,
@@ -175,91 +290,33 @@ def report_of(facts: Mapping[str, Any], measured: Measured) -> Report:
     return Report(NAME, document, content, {PICTURE: figure}, shown, facts["busy"])
 
 
-def _others(launch: Mapping[str, Any]) -> list[float]:
-    return [each["others"] for each in launch["attempts"] if "others" in each]
-
-
-def _figures(cell: Cell, message: Message, outcome: Outcome) -> dict[str, Any]:
-    """Figures of a message for JSON, or the reason why there are none."""
-    values = {
-        **cell._asdict(),
-        "message": message.name,
-        "tensors": message.tensors,
-        "bytes": message.nbytes,
-        "reason": outcome.reasons[cell].get(message.name),
-    }
-    own = outcome.figures[cell].get(message.name)
-    if own is None:
-        return values
-    return {
-        **values,
-        "latency_s": own.latency_s,
-        "samples_s": own.samples,
-        "first_s": own.first_s,
-        "algorithm_bytes_per_s": own.algorithm,
-        "bus_bytes_per_s": own.bus,
-        "ratio": own.ratio,
-    }
-
-
-def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> list[str]:
-    titles, cells, repeats = facts["titles"], measured.cells, facts["repeats"]
-    sentences = []
-    if not measured.complete:
-        made, planned = len(measured.launches), len(cells) * repeats
-        sentences.append(f"Partial: {made} of {planned} launches are done; the same command continues.")
-    for cell in cells:
-        for name, reason in outcome.reasons[cell].items():
-            if reason.startswith("wrong: "):
-                who = f"{titles[cell.backend]} with {cell.workers} ranks"
-                sentences.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
-    for workers in dict.fromkeys(cell.workers for cell in cells):
-        backends = [cell.backend for cell in cells if cell.workers == workers]
-        for backend in backends:
-            pairs = [
-                pair
-                for pair in outcome.pairs
-                if (place_of(pair).workers, place_of(pair).backend) == (workers, backend)
-            ]
-            if pairs and repeats >= FEWEST_REPEATS:
-                found = finding(pairs, backend, reference_of(backends), titles)
-                sentences.append(f"{workers} ranks: {found}")
+def _sentences(
+    facts: Mapping[str, Any], cells: Sequence[Cell], launches: Sequence[Mapping[str, Any]], outcome: Outcome
+) -> list[str]:
+    """Who is wrong; at which messages a backend is faster than the reference, slower, and neither is shown;
+    peak memory; bad ends."""
+    titles, repeats, counts = facts["titles"], facts["repeats"], [cell.workers for cell in cells]
+    sentences = [
+        f"{titles[cell.backend]} with {cell.workers} ranks is wrong at {name}: {reason[len('wrong: ') :]}."
+        for cell in cells
+        for name, reason in outcome.reasons[cell].items()
+        if reason.startswith("wrong: ")
+    ]
+    for cell in sorted(cells, key=lambda cell: counts.index(cell.workers)):
+        kinds: dict[str, list[str]] = {"faster": [], "slower": [], NOT_SHOWN: [], "no verdict": []}
+        for pair in outcome.pairs:
+            if Cell(pair.group.backend, pair.group.workers) != cell:
+                continue
+            kind = pair.verdict if pair.verdict == NOT_SHOWN else "no verdict"
+            if pair.verdict == DIFFERENT:
+                kind = "faster" if pair.faster == cell.backend else "slower"
+            kinds[kind].append(pair.group.message)
+        parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
+        if parts and repeats >= FEWEST_REPEATS:
+            against = f"{titles[cell.backend]} against {titles[reference_of(cells, cell.workers).backend]}"
+            sentences.append(f"{cell.workers} ranks: {against}: {'; '.join(parts)}.")
     if repeats < FEWEST_REPEATS:
         sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
-    sentences += _memory(titles, measured.launches)
-    sentences += [
-        f"{titles[cell.backend]}, {cell.workers} ranks, {note}"
-        for cell in cells
-        for note in outcome.notes[cell]
-    ]
-    return sentences
-
-
-def rule(confidence: float) -> str:
-    """The rule for verdicts."""
-    error = f"{1 - confidence:.6g}"
-    return (
-        "A launch gives one value for a message: the median over its rounds. Two backends are compared by the"
-        " logarithm of the ratio of their values within each repeat, with a two-sided paired t-test. One is"
-        " called faster only if the p-value, adjusted by Holm's method over all verdicts of this report, is"
-        f' at most {error}; otherwise it says "{NOT_SHOWN}", which does not say that there is'
-        f" none. With fewer than {FEWEST_REPEATS} repeats in common there is no verdict."
-    )
-
-
-def finding(pairs: Sequence[Pair], backend: str, reference: str, titles: Mapping[str, str]) -> str:
-    """Messages at which `backend` is faster than `reference`, slower, and neither is shown."""
-    kinds: dict[str, list[str]] = {"faster": [], "slower": [], NOT_SHOWN: [], "no verdict": []}
-    for pair in pairs:
-        kind = pair.verdict if pair.verdict == NOT_SHOWN else "no verdict"
-        if pair.verdict == DIFFERENT:
-            kind = "faster" if pair.faster == backend else "slower"
-        kinds[kind].append(place_of(pair).message)
-    parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
-    return f"{titles[backend]} against {titles[reference]}: {'; '.join(parts)}."
-
-
-def _memory(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
         roles = peaks.setdefault(titles[launch["backend"]], {})
@@ -270,7 +327,14 @@ def _memory(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) ->
         for title, roles in peaks.items()
         if roles
     )
-    return [f"Peak memory of one process. {by_backend}."] if by_backend else []
+    sentences += [f"Peak memory of one process. {by_backend}."] if by_backend else []
+    return sentences + [
+        f"{titles[launch['backend']]}, {launch['workers']} ranks, repeat {launch['repeat'] + 1}: {note}"
+        for cell in cells
+        for launch in launches
+        if (launch["backend"], launch["workers"]) == cell
+        for note in launch["notes"]
+    ]
 
 
 # Beside the colours, so that lines can be told apart in grey: markers for backends, dashes for ranks.
@@ -302,11 +366,14 @@ def draw(
     latencies = [each.latency_s for own in figures.values() for each in own.values()]
     bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in latencies) else ""
     several = {}
+    sizes = [message.nbytes for message in messages]
+    # In powers of 4, and the largest in place of one that its name would touch.
+    ticks = [4**power for power in range(20) if min(sizes) <= 4**power < max(sizes) / 2] + [max(sizes)]
     all_axes = figure.subplots(1, len(panels))
     for axes, (title, unit, value) in zip(all_axes, panels):
         for cell in cells:
-            place = backends.index(cell.backend)
-            style = {"color": colour(place), "marker": _MARKERS[place % len(_MARKERS)]}
+            number = backends.index(cell.backend)
+            style = {"color": colour(number), "marker": _MARKERS[number % len(_MARKERS)]}
             shown = [message for message in messages if message.name in figures[cell]]
             points = []
             for message in shown:
@@ -318,17 +385,25 @@ def draw(
                 if message.tensors == 1:
                     points.append((message.nbytes, *three))
                     continue
-                several[message.name] = f"{_arrays(message)} at once"
+                arrays = f"{message.tensors} arrays of {size_name(message.array_bytes[0])}"
+                if len(set(message.array_bytes)) > 1:
+                    arrays = f"the {message.tensors} arrays of {message.name}"
+                several[message.name] = f"{arrays} at once"
                 axes.plot([message.nbytes], three[:1], markersize=9, markerfacecolor="none", **style)
                 whiskers(axes, [message.nbytes], [spread(three)], color=style["color"])
             if points:
-                sizes, median, one_end, other_end = zip(*points)
+                places, median, one_end, other_end = zip(*points)
                 dash = _DASHES[workers.index(cell.workers) % len(_DASHES)]
                 label = titles[cell.backend] + ("" if ranks else f", {cell.workers} ranks")
-                axes.plot(sizes, median, label=label, markersize=5, linestyle=dash, **style)
-                axes.fill_between(sizes, one_end, other_end, color=style["color"], alpha=0.18, linewidth=0)
+                axes.plot(places, median, label=label, markersize=5, linestyle=dash, **style)
+                axes.fill_between(places, one_end, other_end, color=style["color"], alpha=0.18, linewidth=0)
         axes.set(title=title, ylabel=unit, xlabel=f"bytes averaged{bands}")
-        _scales(axes, [message.nbytes for message in messages])
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(ticks, [size_name(tick) for tick in ticks], rotation=45, ha="right")
+        axes.minorticks_off()
+        plain(axes, "both")
     if several:
         label = f"large hollow: {', '.join(several.values())}"
         all_axes[0].plot([], [], "o", color="grey", markersize=9, markerfacecolor="none", label=label)
@@ -336,25 +411,7 @@ def draw(
     return figure
 
 
-def _arrays(message: Message) -> str:
-    if len(set(message.array_bytes)) > 1:
-        return f"the {message.tensors} arrays of {message.name}"
-    return f"{message.tensors} arrays of {size_name(message.array_bytes[0])}"
-
-
 def size_name(nbytes: int) -> str:
     """`64 KB`, in the largest unit that divides it."""
     unit = next(unit for unit in reversed(list(UNITS)) if nbytes % UNITS[unit] == 0)
     return f"{nbytes // UNITS[unit]} {unit}"
-
-
-def _scales(axes: Axes, sizes: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    largest = max(sizes)
-    # In powers of 4, and the largest in place of one that its name would touch.
-    ticks = [4**power for power in range(20) if min(sizes) <= 4**power < largest / 2] + [largest]
-    axes.set_xticks(ticks, [size_name(tick) for tick in ticks], rotation=45, ha="right")
-    axes.minorticks_off()
-    plain(axes, "both")

@@ -56,8 +56,8 @@ def between_backends(group: Group, facts: Mapping[str, Any]) -> Limits:
     Args:
         facts: `gpus` (how many; 0 or None: CPUs) and `compression` (as the training scripts take it).
     """
-    exact = group.workers <= FEW_RANKS and _on_cpus(facts) and _compression(facts) == NONE
-    return _limits(exact, group, facts)
+    compressed = (facts.get("compression") or NONE) != NONE
+    return _limits(group.workers <= FEW_RANKS and not compressed, group, facts)
 
 
 def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Limits:
@@ -70,36 +70,19 @@ def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Lim
         facts: as for `between_backends`; `fused`: whether Horovod fuses arrays.
     """
     ordered = group.workers <= FEW_RANKS or (backend in RINGS and not facts.get("fused"))
-    exact = ordered and _on_cpus(facts) and _compression(facts) != DITHERING
-    return _limits(exact, group, facts)
+    rounds_at_random = facts.get("compression") == DITHERING
+    return _limits(ordered and not rounds_at_random, group, facts)
 
 
 def compared(planned: Sequence[Setting], facts: Mapping[str, Any]) -> str:
     """Paragraph on what is compared between launches, and how close it has to be. `facts`: as for
     `between_repeats`."""
     groups = list(dict.fromkeys(setting.group for setting in planned))
-    return (
-        "Before any time is looked at, what the launches computed is compared: the repeats of a backend with"
-        " its first launch, then the backends of a setting with each other. Compared are, for every log"
-        " interval, warm-up included: masked-LM loss and next-sentence loss (means over the interval), the"
-        " global norm of the averaged gradient before clipping and the learning rate (of the interval's last"
-        " step), tokens without and with padding, and sequences a step; and the SHA-256 of the parameters"
-        " that rank 0 has saved after the last step. Learning rates, tokens and sequences must be equal"
-        f" everywhere. {_limits_words(groups, facts)} The repeats of a backend must have the same bits,"
-        " parameters included, wherever its order of summation is fixed: with up to two workers, and over"
-        " Horovod with more, on CPUs, unless Horovod fuses arrays or gradients are dithered. Backends that"
-        " agree with a strict majority are right; others are wrong and get no figure and no verdict. Without"
-        " a majority all of them get none."
-    )
-
-
-def _limits_words(groups: Sequence[Group], facts: Mapping[str, Any]) -> str:
-    """The limits between backends of these groups, for a report."""
-    sentences = []
+    limits = []
     exact = [each for each in groups if between_backends(each, facts).same_bits]
     if exact:
         workers = " and ".join(str(each) for each in sorted({each.workers for each in exact}))
-        sentences.append(
+        limits.append(
             f"With {workers} worker{'' if workers == '1' else 's'}, on CPUs and with gradients that travel"
             " uncompressed, there is only one right result: losses, gradient norms and the checksum of the"
             " final parameters must be equal to the last bit."
@@ -107,40 +90,41 @@ def _limits_words(groups: Sequence[Group], facts: Mapping[str, Any]) -> str:
     others = {each.dtype: between_backends(each, facts) for each in groups if each not in exact}
     if others:
         stated = "; ".join(
-            f"in {dtype} {limits.loss:g} and {limits.grad_norm:g}" for dtype, limits in others.items()
+            f"in {dtype} {each.loss:g} and {each.grad_norm:g}" for dtype, each in others.items()
         )
-        why = []
-        if any(each.workers > FEW_RANKS for each in groups):
-            why.append("with more than two workers")
-        if not _on_cpus(facts):
-            why.append("on GPUs")
-        if _compression(facts) != NONE:
-            why.append(f"with --compression {_compression(facts)}")
+        compression = facts.get("compression") or NONE
+        why = ["with more than two workers"] if any(each.workers > FEW_RANKS for each in groups) else []
+        why += ["on GPUs"] if facts.get("gpus") else []
+        why += [f"with --compression {compression}"] if compression != NONE else []
         reasons = " and ".join(why)
-        sentences.append(
+        limits.append(
             f"{reasons[0].upper()}{reasons[1:]} sums are rounded in an order, or at a place, that is not"
             f" fixed: losses and gradient norms may differ by these relative amounts: {stated}; after step"
             f" {STEADY_STEPS} they grow with the steps. The final parameters of two backends are not compared"
             " there."
         )
-    return " ".join(sentences)
+    return (
+        "Before any time is looked at, what the launches computed is compared: the repeats of a backend with"
+        " its first launch, then the backends of a setting with each other. Compared are, for every log"
+        " interval, warm-up included: masked-LM loss and next-sentence loss (means over the interval), the"
+        " global norm of the averaged gradient before clipping and the learning rate (of the interval's last"
+        " step), tokens without and with padding, and sequences a step; and the SHA-256 of the parameters"
+        " that rank 0 has saved after the last step. Learning rates, tokens and sequences must be equal"
+        f" everywhere. {' '.join(limits)} The repeats of a backend must have the same bits,"
+        " parameters included, wherever its order of summation is fixed: with up to two workers, and over"
+        " Horovod with more, on CPUs, unless Horovod fuses arrays or gradients are dithered. Backends that"
+        " agree with a strict majority are right; others are wrong and get no figure and no verdict. Without"
+        " a majority all of them get none."
+    )
 
 
-def _limits(exact: bool, group: Group, facts: Mapping[str, Any]) -> Limits:
-    if exact:
+def _limits(same_sums: bool, group: Group, facts: Mapping[str, Any]) -> Limits:
+    if same_sums and not facts.get("gpus"):
         return Limits(True, 0.0, 0.0)
     loss = LOSS.get(group.dtype, HALF)
-    if _compression(facts) != NONE:
+    if (facts.get("compression") or NONE) != NONE:
         loss = max(loss, HALF)
     return Limits(False, loss, NORM_BY_LOSS * loss)
-
-
-def _on_cpus(facts: Mapping[str, Any]) -> bool:
-    return not facts.get("gpus")
-
-
-def _compression(facts: Mapping[str, Any]) -> str:
-    return str(facts.get("compression") or NONE)
 
 
 FLOOR_NATS = 0.1  # losses below this are compared as if they were this: near 0 a ratio says nothing
@@ -167,14 +151,6 @@ _KINDS = {
     PARAMETERS: "final parameters",
 }
 _DIGITS = 12  # of a checksum, where it is shown
-
-
-class Outcome(NamedTuple):
-    """Results of a launch, at every line of its metrics, warm-up included; `params_sha256`: of the
-    parameters saved after the last step."""
-
-    curve: Curve
-    params_sha256: str | None
 
 
 class Difference(NamedTuple):
@@ -210,8 +186,8 @@ class Judgement(NamedTuple):
     short: str = ""
 
 
-def outcome(record: Record) -> Outcome:
-    """The results of a launch, as far as they are compared."""
+def curve_of(record: Record) -> Curve:
+    """What a launch has computed, at every line of its metrics, warm-up included."""
     curve: dict[int, dict[str, float | None]] = {}
     for each in (*record.warm_up, *record.intervals):
         rates = (each.tokens_per_s, each.padded_tokens_per_s, each.sequences_per_s)
@@ -222,7 +198,7 @@ def outcome(record: Record) -> Outcome:
             "nsp_loss": each.nsp_loss,
             GRAD_NORM: each.grad_norm,
         }
-    return Outcome(curve, record.params_sha256)
+    return curve
 
 
 def not_finite(record: Record) -> str | None:
@@ -230,7 +206,7 @@ def not_finite(record: Record) -> str | None:
 
     Gradient norms may be so: a loss scale that is too high skips a step.
     """
-    for step, figures in sorted(outcome(record).curve.items()):
+    for step, figures in sorted(curve_of(record).items()):
         for name in (*_LOSSES, *_WORK):
             value = figures[name]
             if value is None or not math.isfinite(value):
@@ -238,20 +214,37 @@ def not_finite(record: Record) -> str | None:
     return None
 
 
-def differences(actual: Outcome, expected: Outcome, limits: Limits) -> list[Difference]:
-    """All figures in which two launches are not the same, in the order of steps."""
+def differences(actual: Record, expected: Record, limits: Limits) -> list[Difference]:
+    """All figures in which two launches are not the same, in the order of steps.
+
+    Learning rates must be equal: every backend's ranks compute them from the same options.
+    """
     apart: list[Difference] = []
-    for step in sorted(actual.curve.keys() | expected.curve.keys()):
-        ours, theirs = actual.curve.get(step, {}), expected.curve.get(step, {})
+    curves = curve_of(actual), curve_of(expected)
+    steps = sorted({*curves[0], *curves[1]})
+    for step in steps:
+        ours, theirs = (curve.get(step, {}) for curve in curves)
         close = limits.at(step)
-        for name in (*_WORK, LR, *_LOSSES, GRAD_NORM):
+        allowed = {
+            **dict.fromkeys(_WORK, WORK_TOLERANCE),
+            LR: 0.0,
+            **dict.fromkeys(_LOSSES, close.loss),
+            GRAD_NORM: close.grad_norm,
+        }
+        for name, limit in allowed.items():
             one, other = ours.get(name), theirs.get(name)
             if one is None and other is None:
                 continue
-            if one is None or other is None or not _is_close(name, one, other, close):
+            floor = FLOOR_NATS if name in _LOSSES else 0.0
+            # NaN is close to nothing.
+            if (
+                one is None
+                or other is None
+                or not abs(one - other) <= limit * max(abs(one), abs(other), floor)
+            ):
                 apart.append(Difference(step, name, one, other))
     if limits.same_bits and actual.params_sha256 != expected.params_sha256:
-        last = max([*actual.curve, *expected.curve], default=0)
+        last = max(steps, default=0)
         apart.append(Difference(last, PARAMETERS, actual.params_sha256, expected.params_sha256))
     return apart
 
@@ -270,11 +263,10 @@ def judge(
     """
     # Repeats of a backend with its first launch; those that differ are wrong and have no vote.
     judged: dict[str, Judgement] = {}
-    outcomes = {backend: outcome(launches[0]) for backend, launches in records.items()}
     for backend, launches in records.items():
         limits = between_repeats(backend, group, facts)
         for other in launches[1:]:
-            apart = differences(outcome(other), outcomes[backend], limits)
+            apart = differences(other, launches[0], limits)
             if apart:
                 where = f"(repeat {other.repeat + 1}, first {apart[0]})"
                 short = f"repeats differ in {_kinds(apart)}"
@@ -284,7 +276,7 @@ def judge(
     voters = [backend for backend in records if backend not in judged]
     limits = between_backends(group, facts)
     apart_from = {
-        backend: {other: differences(outcomes[backend], outcomes[other], limits) for other in voters}
+        backend: {other: differences(records[backend][0], records[other][0], limits) for other in voters}
         for backend in voters
     }
     right = [
@@ -308,10 +300,10 @@ def judge(
     return {backend: judged[backend] for backend in records}
 
 
-def greatest_difference(outcomes: Iterable[Outcome]) -> dict[str, float]:
+def greatest_difference(launches: Iterable[Record]) -> dict[str, float]:
     """Greatest difference of any loss and of any gradient norm at any step, relative to the greater, by kind
     of difference; empty for fewer than two launches."""
-    known = [each.curve for each in outcomes]
+    known = [curve_of(each) for each in launches]
     if len(known) < 2:
         return {}
     worst = {_KINDS[name]: 0.0 for name in (*_LOSSES, GRAD_NORM)}
@@ -323,17 +315,6 @@ def greatest_difference(outcomes: Iterable[Outcome]) -> dict[str, float]:
                 relative = (max(values) - min(values)) / max(floor, max(map(abs, values)))
                 worst[_KINDS[name]] = max(worst[_KINDS[name]], relative)
     return worst
-
-
-def _is_close(name: str, one: float, other: float, limits: Limits) -> bool:
-    """Whether two values of a figure count as the same. Learning rates must be equal: every backend's ranks
-    compute them from the same options."""
-    limit, floor = {GRAD_NORM: limits.grad_norm, LR: 0.0}.get(name, limits.loss), 0.0
-    if name in _WORK:
-        limit = WORK_TOLERANCE
-    elif name in _LOSSES:
-        floor = FLOOR_NATS
-    return abs(one - other) <= limit * max(abs(one), abs(other), floor)
 
 
 def _kinds(apart: Sequence[Difference]) -> str:

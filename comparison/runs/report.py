@@ -14,7 +14,7 @@ from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
 from comparison.runs.record import TIMED, Record
 from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
-from comparison.settings import Group, Setting
+from comparison.settings import Setting
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
 from comparison.wording import batch_unit, group_words, title_of
 
@@ -154,12 +154,12 @@ def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[st
 def _where(won: Sequence[Pair], members: Sequence[Pair], facts: Mapping[str, Any]) -> str:
     if len(won) == len(members):
         return "in the only setting compared" if len(won) == 1 else f"in all {len(won)} settings"
-    groups = [Group(*each.group) for each in won]  # type: ignore[misc]
+    groups = [each.group for each in won]
     if len(won) <= _FEW:
         return "with " + " and with ".join(group_words(each, facts) for each in groups)
     counts = []
     for workers in sorted({each.workers for each in groups}):
-        here = sum(Group(*each.group).workers == workers for each in members)  # type: ignore[misc]
+        here = sum(each.group.workers == workers for each in members)
         hits = sum(each.workers == workers for each in groups)
         counts.append(f"{hits} of {here} with {workers} worker{'s' if workers > 1 else ''}")
     return f"in {len(won)} of {len(members)} settings ({', '.join(counts)})"

@@ -42,23 +42,6 @@ class Breakdown(NamedTuple):
     parts: Mapping[str, Spread]
 
 
-def breakdown_of(profiles: Sequence[Mapping[str, Any]]) -> Breakdown:
-    """Medians and spread over the breakdowns of a setting's launches, as `break_down` makes them. Raises
-    ValueError for none."""
-    exposed = [each["parts"][EXPOSED]["ms"] for each in profiles]
-    hidden = [each["hidden_ms"][EXPOSED] for each in profiles]
-    steps = [each["step_ms"] for each in profiles]
-    return Breakdown(
-        launches=len(profiles),
-        step_ms=spread(steps),
-        exposed_ms=spread(exposed),
-        hidden_ms=spread(hidden),
-        under_way_ms=spread([one + other for one, other in zip(exposed, hidden)]),
-        exposed_share=spread([part / step if step else 0.0 for part, step in zip(exposed, steps)]),
-        parts={part: spread([each["parts"][part]["ms"] for each in profiles]) for part in PARTS},
-    )
-
-
 class Traffic(NamedTuple):
     """Bytes a step. `handed`: what a rank gives to its library. `worker`: what a rank sends over a link, and
     receives as much; `servers`: what all servers together send, and receive as much; None where there
@@ -139,10 +122,18 @@ def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any
         longest = max(lamb_paper.STAGE_LENGTHS)
         reason = f"{per_gpu} tokens a worker cannot hold one sequence of {longest}, which stage 2 has"
         return Finish((), instances, None, reason)
+    size = size_of(recorded_config(facts, "the comparison"), facts["vocab_size"])
+
+    def token_flops(length: float) -> float:
+        """Forward operations of one token in a sequence of this length, masked as the paper's runs are."""
+        whole = max(1, round(length))
+        predictions = lamb_paper.default_max_predictions(whole)
+        return forward_flops(size, 1, whole, predictions).total / whole
+
     stages = []
     for stage in plan.stages:
         measured = stage.max_seq_length == facts["max_seq_length"]
-        factor = 1.0 if measured else _token_flops(length, facts) / _token_flops(stage.max_seq_length, facts)
+        factor = 1.0 if measured else token_flops(length) / token_flops(stage.max_seq_length)
         seconds = stage.tokens_seen / (rate * factor)
         stages.append(
             StageTime(
@@ -152,14 +143,6 @@ def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any
     price, seconds = facts.get("price_per_hour"), sum(each.seconds for each in stages)
     cost = None if price is None else seconds / 3600 * price * instances
     return Finish(tuple(stages), instances, cost, seconds=seconds)
-
-
-def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
-    """Forward operations of one token in a sequence of this length, masked as the paper's runs are."""
-    size = size_of(recorded_config(facts, "the comparison"), facts["vocab_size"])
-    whole = max(1, round(length))
-    predictions = lamb_paper.default_max_predictions(whole)
-    return forward_flops(size, 1, whole, predictions).total / whole
 
 
 class Scaling(NamedTuple):
@@ -213,6 +196,21 @@ def figures_of(
     starts = [each.start_up_s for each in launches if each.start_up_s is not None]
     roles = dict.fromkeys(role for each in launches for role in each.peak_bytes)
     good = [each for each in profiles if each.breakdown and not each.failure]
+    breakdown = None
+    if good:
+        broken_down: list[Mapping[str, Any]] = [each.breakdown for each in good if each.breakdown]
+        exposed = [each["parts"][EXPOSED]["ms"] for each in broken_down]
+        hidden = [each["hidden_ms"][EXPOSED] for each in broken_down]
+        steps = [each["step_ms"] for each in broken_down]
+        breakdown = Breakdown(
+            launches=len(good),
+            step_ms=spread(steps),
+            exposed_ms=spread(exposed),
+            hidden_ms=spread(hidden),
+            under_way_ms=spread([one + other for one, other in zip(exposed, hidden)]),
+            exposed_share=spread([part / step if step else 0.0 for part, step in zip(exposed, steps)]),
+            parts={part: spread([each["parts"][part]["ms"] for each in broken_down]) for part in PARTS},
+        )
     handed = [each.exchanged_bytes for each in (*good, *launches) if each.exchanged_bytes]
     # Tokens of all sequences with padding, by sequences; rates times the same seconds are counts.
     intervals = [each for launch in launches for each in launch.intervals]
@@ -225,22 +223,12 @@ def figures_of(
         padded_length=length,
         start_up_s=spread(starts) if starts else None,
         peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
-        breakdown=breakdown_of([each.breakdown for each in good if each.breakdown]) if good else None,
+        breakdown=breakdown,
         traffic=traffic(setting.backend, setting.workers, handed[0] if handed else None),
         scaling=None,
         finish=finish(setting, spreads["padded_tokens_per_s"].median, length, facts),
         **spreads,
     )
-
-
-def scaling(own: Figures, alone: Figures | None, workers: int) -> Scaling | None:
-    """Against the figures of one worker; ratios are taken within a repeat, None without a common one."""
-    common = sorted(own.samples.keys() & alone.samples.keys()) if alone else []
-    if alone is None or not common:
-        return None
-    ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
-    expansion = spread([each / workers for each in ratios])
-    return Scaling(spread(ratios), expansion, expansion.median)
 
 
 OK = "ok"
@@ -291,8 +279,12 @@ class Results:
 
 def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequence[Setting]) -> Results:
     """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.report_of`."""
-    timed = {setting: _of(records, setting, TIMED) for setting in planned}
-    profiled = {setting: _of(records, setting, PROFILED) for setting in planned}
+    # In the order of their repeats; of two with the same number the later one counts.
+    by_repeat = {(each.setting, each.kind, each.repeat): each for each in records}
+    own_of: dict[tuple[Setting, str], list[Record]] = {}
+    for (setting, kind, _), record in sorted(by_repeat.items(), key=lambda item: item[0][-1]):
+        own_of.setdefault((setting, kind), []).append(record)
+    timed, profiled = ({each: own_of.get((each, kind), []) for each in planned} for kind in (TIMED, PROFILED))
     found: dict[Setting, Result] = {}
     figures: dict[Setting, Figures] = {}
     samples: dict[Group, dict[str, Mapping[int, float]]] = {}
@@ -310,39 +302,51 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
         judged = agreement.judge(ran, group, facts)
         for backend, launches in ran.items():
             setting, judgement = Setting(backend, *group), judged[backend]
-            curves[setting] = agreement.outcome(launches[0]).curve
+            curves[setting] = agreement.curve_of(launches[0])
             result = Result(setting, OK, "", len(launches), command=launches[0].command)
             if judgement.kind in (agreement.WRONG, agreement.UNDECIDED):
                 found[setting] = replace(
                     result, kind=judgement.kind, reason=judgement.reason, differs=judgement.short
                 )
                 continue
+            notes: tuple[str, ...] = ()
+            number, broken = len(profiled[setting]), _broken(profiled[setting])
+            if broken:
+                which = (
+                    f"{len(broken)} of {number} profiled launches" if number > 1 else "the profiled launch"
+                )
+                notes = (f"{which} gave no breakdown: {broken[0]}",)
             confirmed = judgement.kind == agreement.CONFIRMED
-            found[setting] = replace(result, confirmed=confirmed, notes=_notes(profiled[setting]))
+            found[setting] = replace(result, confirmed=confirmed, notes=notes)
             figures[setting] = figures_of(setting, launches, profiled[setting], facts)
             samples.setdefault(group, {})[backend] = figures[setting].samples
         agreeing = [launches[0] for name, launches in ran.items() if judged[name].kind == agreement.CONFIRMED]
         if len(agreeing) > 1:
-            differences[group] = agreement.greatest_difference(map(agreement.outcome, agreeing))
+            differences[group] = agreement.greatest_difference(agreeing)
     for setting, own in figures.items():
-        relative = scaling(own, figures.get(setting._replace(workers=1)), setting.workers)
-        found[setting] = replace(found[setting], figures=replace(own, scaling=relative))
+        alone = figures.get(setting._replace(workers=1))
+        common = sorted(own.samples.keys() & alone.samples.keys()) if alone else []
+        if alone and common:  # ratios are taken within a repeat
+            ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
+            growth = spread([each / setting.workers for each in ratios])
+            own = replace(own, scaling=Scaling(spread(ratios), growth, growth.median))
+        found[setting] = replace(found[setting], figures=own)
     results = [found[setting] for setting in planned]
     return Results(results, compare(samples, facts["confidence"]), curves, differences)
-
-
-def _of(records: Sequence[Record], setting: Setting, kind: str) -> list[Record]:
-    """In the order of their repeats; of two with the same number the later one counts."""
-    by_repeat = {each.repeat: each for each in records if each.setting == setting and each.kind == kind}
-    return [by_repeat[repeat] for repeat in sorted(by_repeat)]
 
 
 def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[str, str] | None:
     """Kind and reason. A single failed launch is enough: figures of those that survived would flatter."""
     if not launches:
-        broken = next((why for each in profiles if (why := _profile_failure(each))), None)
+        broken = next(iter(_broken(profiles)), None)
         return NOT_RUN, "not run yet" + (f"; its profiled launch failed: {broken}" if broken else "")
-    failed = [(each, why) for each in launches if (why := _reason(each))]
+    failed = []
+    for each in launches:
+        why = " ".join((each.failure or "").split()) or (OUT_OF_MEMORY if each.out_of_memory else None)
+        if why is None:
+            why = agreement.not_finite(each) if each.intervals else "no step after the warm-up"
+        if why:
+            failed.append((each, why))
     if not failed:
         return None
     often = f" (in {len(failed)} of {len(launches)} launches)" if len(launches) > 1 else ""
@@ -353,27 +357,10 @@ def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[st
     return OUT_OF_MEMORY, said + often
 
 
-def _reason(record: Record) -> str | None:
-    if record.failure:
-        return " ".join(record.failure.split())
-    if record.out_of_memory:
-        return OUT_OF_MEMORY
-    if not record.intervals:
-        return "no step after the warm-up"
-    return agreement.not_finite(record)
-
-
-def _profile_failure(record: Record) -> str | None:
-    if record.failure:
-        return " ".join(record.failure.split())
-    return None if record.breakdown else "it left no breakdown"
-
-
-def _notes(profiles: Sequence[Record]) -> tuple[str, ...]:
-    """About profiled launches of a setting that has figures."""
-    broken = [why for each in profiles if (why := _profile_failure(each))]
-    if not broken:
-        return ()
-    number = len(profiles)
-    which = "the profiled launch" if number == 1 else f"{len(broken)} of {number} profiled launches"
-    return (f"{which} gave no breakdown: {broken[0]}",)
+def _broken(profiles: Sequence[Record]) -> list[str]:
+    """Of the profiled launches without a breakdown, why."""
+    return [
+        " ".join((each.failure or "it left no breakdown").split())
+        for each in profiles
+        if each.failure or not each.breakdown
+    ]

@@ -20,7 +20,7 @@ from comparison.runs.results import (
     StageTime,
 )
 from comparison.settings import Setting
-from comparison.verdicts import Pair, Spread
+from comparison.verdicts import Spread
 from comparison.wording import (
     batch_unit,
     memory,
@@ -34,24 +34,20 @@ from comparison.wording import (
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 _LEAST_MS = 0.0005  # of communication: less is none
+SPEED = "Speed"  # a title
 NAMES = 4  # columns that say which setting a row is about
 
 Columns = Mapping[str, Callable[[Figures], str]]  # head of a column -> its cells
+Facts = Mapping[str, Any]
 
 
-def setting_head(facts: Mapping[str, Any]) -> list[str]:
-    return ["workers", "dtype", f"{batch_unit(facts)} a worker", "backend"]
-
-
-def setting_cells(setting: Setting, facts: Mapping[str, Any]) -> list[str]:
+def setting_cells(setting: Setting, facts: Facts) -> list[str]:
     return [str(setting.workers), setting.dtype, f"{setting.batch_size:,}", title_of(setting.backend, facts)]
 
 
 def short_reason(result: Result) -> str:
     """For tables after the first, which has the whole reason."""
-    if result.kind in (FAILED, OUT_OF_MEMORY, NOT_RUN):
-        return result.kind
-    return result.differs
+    return result.kind if result.kind in (FAILED, OUT_OF_MEMORY, NOT_RUN) else result.differs
 
 
 def _rows(
@@ -61,24 +57,25 @@ def _rows(
     reason: Callable[[Result], str] = short_reason,
 ) -> list[Row]:
     """A row for each setting: its names, then its figures or the reason why it has none."""
-    rows = []
-    for each in results:
-        first, own = names(each.setting), each.figures
-        if own is None:
-            rows.append(Row(first, reason(each)))
-        else:
-            rows.append(Row([*first, *(cell(own) for cell in columns.values())]))
-    return rows
+    return [
+        Row([*names(each.setting), *(cell(each.figures) for cell in columns.values())])
+        if each.figures
+        else Row(names(each.setting), reason(each))
+        for each in results
+    ]
 
 
 def _table(
-    title: str, columns: Columns, results: Sequence[Result], facts: Mapping[str, Any], notes: Sequence[str]
+    title: str, columns: Columns, results: Sequence[Result], facts: Facts, notes: Sequence[str]
 ) -> Table:
-    rows = _rows(results, lambda setting: setting_cells(setting, facts), columns)
-    return Table(title, [*setting_head(facts), *columns], rows, NAMES, notes)
+    """A row for each setting. The first table, of speed, has the whole reasons."""
+    head = ["workers", "dtype", f"{batch_unit(facts)} a worker", "backend", *columns]
+    reason = short_reason if title != SPEED else lambda each: each.reason
+    rows = _rows(results, lambda setting: setting_cells(setting, facts), columns, reason)
+    return Table(title, head, rows, NAMES, notes)
 
 
-def speed(results: Results, facts: Mapping[str, Any], repeats: int) -> Table:
+def speed(results: Results, facts: Facts, repeats: int) -> Table:
     columns: Columns = {
         "s/step (quartiles)": lambda own: with_quartiles(own.step_s),
         "tokens/s": lambda own: digits(own.tokens_per_s.median),
@@ -87,43 +84,39 @@ def speed(results: Results, facts: Mapping[str, Any], repeats: int) -> Table:
         "launches": lambda own: f"{len(own.samples)} of {repeats}",
     }
     notes = ["Medians over the launches; rates are of all workers together."]
-    unchecked = [each for each in results.results if each.kind == OK and not each.confirmed]
+    unchecked = [each.setting.name for each in results.results if each.kind == OK and not each.confirmed]
     if unchecked:
-        names = ", ".join(each.setting.name for each in unchecked)
-        notes.append(f"No second backend to compare with: {names}.")
-    rows = _rows(
-        results.results, lambda setting: setting_cells(setting, facts), columns, lambda each: each.reason
-    )
-    return Table("Speed", [*setting_head(facts), *columns], rows, NAMES, notes)
+        notes.append(f"No second backend to compare with: {', '.join(unchecked)}.")
+    return _table(SPEED, columns, results.results, facts, notes)
 
 
-def pairs(results: Results, facts: Mapping[str, Any]) -> Table | None:
+def pairs(results: Results, facts: Facts) -> Table | None:
     """None where no group has two backends with figures."""
     if not results.pairs:
         return None
-    head = [*setting_head(facts)[:-1], "A", "B", "B's time / A's", "p", "repeats", "verdict"]
-    rows = [Row(_pair_cells(each, facts)) for each in results.pairs]
+    rows = []
+    for each in results.pairs:
+        p = (
+            "< 0.0001"
+            if (each.adjusted or 1.0) < 1e-4
+            else f"{each.adjusted:.4f}"
+            if each.adjusted
+            else EMPTY
+        )
+        ratio = f"{each.ratio:.3f}" if each.repeats else EMPTY
+        if each.low is not None:
+            ratio += f" ({each.low:.3f} to {each.high:.3f})"
+        cells = setting_cells(Setting(each.first, *each.group), facts)
+        cells += [title_of(each.second, facts), ratio, p, str(each.repeats), verdict(each, facts)]
+        rows.append(Row(cells))
+    head = ["workers", "dtype", f"{batch_unit(facts)} a worker"]
+    head += ["A", "B", "B's time / A's", "p", "repeats", "verdict"]
     confidence = 100 * facts["confidence"]
     note = f"Geometric mean over the repeats with its {confidence:g}% interval; p after Holm's adjustment."
     return Table("Which is faster", head, rows, NAMES + 1, [note])
 
 
-def _pair_cells(pair: Pair, facts: Mapping[str, Any]) -> list[str]:
-    p = EMPTY if pair.adjusted is None else "< 0.0001" if pair.adjusted < 1e-4 else f"{pair.adjusted:.4f}"
-    ratio = f"{pair.ratio:.3f}" if pair.repeats else EMPTY
-    if pair.low is not None:
-        ratio += f" ({pair.low:.3f} to {pair.high:.3f})"
-    return [
-        *setting_cells(Setting(pair.first, *pair.group), facts),  # type: ignore[misc]
-        title_of(pair.second, facts),
-        ratio,
-        p,
-        str(pair.repeats),
-        verdict(pair, facts),
-    ]
-
-
-def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
+def communication(results: Results, facts: Facts) -> Table | None:
     """None without a profile."""
     if not any(each.figures and (each.figures.breakdown or each.notes) for each in results.results):
         return None
@@ -167,7 +160,7 @@ def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
     return _table("Communication", columns, results.results, facts, notes)
 
 
-def resources(results: Results, facts: Mapping[str, Any]) -> Table:
+def resources(results: Results, facts: Facts) -> Table:
     """Start-up and peak memory of each role."""
     seen = dict.fromkeys(role for each in results.results if each.figures for role in each.figures.peak_bytes)
     roles = dict.fromkeys(["worker", *(each for each in _SERVICES if each in seen), *seen])
@@ -186,7 +179,7 @@ def resources(results: Results, facts: Mapping[str, Any]) -> Table:
     return _table("Start-up and memory", columns, results.results, facts, notes)
 
 
-def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
+def scaling(results: Results, facts: Facts) -> Table | None:
     """None where nothing ran with more than one worker, or nothing with one."""
     several = [each for each in results.results if each.setting.workers > 1]
     if not any(each.figures and each.figures.scaling for each in several):
@@ -205,7 +198,7 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
     return _table("Scaling", columns, several, facts, notes)
 
 
-def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
+def to_finish(results: Results, facts: Facts) -> Table:
     """Time and cost of both stages."""
     columns: dict[str, Callable[[Figures], str]] = {
         "steps": _steps,
@@ -216,7 +209,9 @@ def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
     priced = facts.get("price_per_hour") is not None
     if priced:
         columns["cost"] = lambda own: (
-            f"{_mark(own.finish)}{digits(own.finish.cost or 0.0)}" if own.finish.stages else EMPTY
+            f"{'~' if own.finish.estimated else ''}{digits(own.finish.cost or 0.0)}"
+            if own.finish.stages
+            else EMPTY
         )
     plans = [each.figures.finish for each in results.results if each.figures]
     notes = ["The plan of hparams.py for as many GPUs as workers, at the median rate with padding."]
@@ -235,12 +230,8 @@ def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
     return _table("Time to finish both stages", columns, results.results, facts, notes)
 
 
-def _mark(time: Finish | StageTime) -> str:
-    return "~" if time.estimated else ""
-
-
 def _time(time: Finish | StageTime) -> str:
-    return _mark(time) + duration(time.seconds)
+    return ("~" if time.estimated else "") + duration(time.seconds)
 
 
 def _steps(own: Figures) -> str:
@@ -251,26 +242,23 @@ def _both(own: Figures) -> str:
     return _time(own.finish) if own.finish.stages else EMPTY
 
 
-def throughput(results: Results, facts: Mapping[str, Any]) -> Table:
+def throughput(results: Results, facts: Facts) -> Table:
     """n GPUs x precision x batch size, examples/s, a column for each strategy."""
     backends = list(dict.fromkeys(each.setting.backend for each in results.results))
     head = ["GPUs", "precision", f"batch size ({batch_unit(facts)})"]
     head += [title_of(each, facts) for each in backends]
     rows = []
     for group, members in sorted(results.groups().items(), key=lambda item: item[0].workers):
-        rates = {
-            each.setting.backend: digits(each.figures.sequences_per_s.median)
-            if each.figures
-            else short_reason(each)
-            for each in members
-        }
-        names = [str(group.workers), group.dtype, f"{group.batch_size:,}"]
-        rows.append(Row([*names, *(rates.get(backend, EMPTY) for backend in backends)]))
+        rates = dict.fromkeys(backends, EMPTY)
+        for each in members:
+            own = each.figures
+            rates[each.setting.backend] = digits(own.sequences_per_s.median) if own else short_reason(each)
+        rows.append(Row([str(group.workers), group.dtype, f"{group.batch_size:,}", *rates.values()]))
     notes = ["Sequences/s of all workers together; a GPU is a worker here. The batch size is a worker's."]
     return Table("n GPUs × precision × batch size, examples/s", head, rows, 3, notes)
 
 
-def training_time(results: Results, facts: Mapping[str, Any]) -> Table:
+def training_time(results: Results, facts: Facts) -> Table:
     """Instance, GPUs, steps, throughput, train time."""
     head = ["instance", "strategy", "precision", "batch size", "GPUs"]
     columns: Columns = {
@@ -291,7 +279,7 @@ def training_time(results: Results, facts: Mapping[str, Any]) -> Table:
     return Table("Instance, GPUs, steps, throughput, train time", [*head, *columns], rows, 4, notes)
 
 
-def expansion(results: Results, facts: Mapping[str, Any]) -> Table:
+def expansion(results: Results, facts: Facts) -> Table:
     """Nodes, time per step, expansion, speed-up."""
     head = ["precision", "batch size", "strategy", "nodes"]
     columns: Columns = {

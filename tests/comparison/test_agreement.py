@@ -19,7 +19,6 @@ from comparison.runs.agreement import (
     greatest_difference,
     judge,
     not_finite,
-    outcome,
 )
 from comparison.runs.record import Record
 from comparison.settings import Group, Setting
@@ -55,7 +54,7 @@ def kinds(records, group=THREE, facts=CPUS):
 
 
 def apart(found, expected, group=THREE):
-    return differences(outcome(found), outcome(expected), between_backends(group, CPUS))
+    return differences(found, expected, between_backends(group, CPUS))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -250,12 +249,11 @@ def test_what_is_not_finite_is_named(value):
 def test_greatest_difference_is_over_all_steps_and_launches():
     found = [launches(name, scale)[0] for name, scale in (("a", 1.0), ("b", 1.0001), ("c", 0.9999))]
     (found[2],) = changed(found[2:], from_step=50, grad_norm=1.25)
-    outcomes = [outcome(each) for each in found]
-    greatest = greatest_difference(outcomes)
+    greatest = greatest_difference(found)
     assert greatest["losses"] == pytest.approx(0.0002 / 1.0001)
     assert greatest["gradient norms"] == pytest.approx(0.2)
-    assert greatest_difference(outcomes[:1]) == {}
-    assert greatest_difference(outcomes[:1] * 2) == {"losses": 0.0, "gradient norms": 0.0}
+    assert greatest_difference(found[:1]) == {}
+    assert greatest_difference(found[:1] * 2) == {"losses": 0.0, "gradient norms": 0.0}
 
 
 def test_the_statement_of_what_is_compared():

@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from base.tables import terminal
-from comparison.messages.plan import Cell, evaluate, parse_messages
-from comparison.messages.report import Measured, report_of, table_of
+from comparison.messages.plan import Cell, parse_messages
+from comparison.messages.report import bus_bandwidth, evaluate, report_of, tables_of
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
 TITLES = {"hvd_mpi": "Horovod, MPI", "hvd_gloo": "Horovod, Gloo", "byteps": "BytePS"}
@@ -72,7 +72,7 @@ def cells_of(*keys):
 
 def shown(directory, *measured):
     """Writes the report; the text for a terminal."""
-    report = report_of(FACTS, Measured(*measured))
+    report = report_of(FACTS, *measured)
     report.write(directory)
     return report.terminal
 
@@ -87,15 +87,23 @@ def test_figures_by_hand():
     ]
     found = evaluate(cells, MESSAGES, launches, {}, 0.95).figures
     own = found[cells[0]]["64KB"]
-    assert own.samples == {0: 1e-3, 1: 4e-3} and own.ratio is None
+    assert own.samples_s == {0: 1e-3, 1: 4e-3} and own.ratio is None
     assert own.latency_s.median == pytest.approx(2.5e-3)
     assert (own.latency_s.least, own.latency_s.most) == (1e-3, 4e-3)
-    assert own.algorithm == pytest.approx(65536 / 2.5e-3) and own.bus == pytest.approx(65536 / 2.5e-3)
+    assert own.algorithm_bytes_per_s == own.bus_bytes_per_s == pytest.approx(65536 / 2.5e-3)
     assert own.first_s.median == pytest.approx(25e-3)
     # Within the repeats 2 and 0.5; not the ratio of the medians.
     ratio = found[cells[1]]["64KB"].ratio
     assert (ratio.median, ratio.least, ratio.most) == (1.25, 0.5, 2.0)
     assert "1MB" not in found[cells[0]]
+
+
+def test_bandwidth_by_hand():
+    """10^9 bytes in half a second: 2 GB/s. In a ring of 4 a rank sends 2 * 3/4 of that, of 2 just as much, of
+    64 nearly twice."""
+    assert bus_bandwidth(10**9, 0.5, 2) == 2e9
+    assert bus_bandwidth(10**9, 0.5, 4) == 3e9
+    assert bus_bandwidth(10**9, 0.5, 64) == pytest.approx(3.9375e9)
 
 
 def test_verdicts_meet_the_drift_within_the_repeat():
@@ -108,7 +116,7 @@ def test_verdicts_meet_the_drift_within_the_repeat():
     for message in MESSAGES:
         assert found[message.name, "hvd_mpi", "byteps"].faster == "hvd_mpi"
         assert found[message.name, "hvd_mpi", "hvd_gloo"].verdict == "no difference shown"
-    text = terminal(table_of(2, cells, MESSAGES, outcome, TITLES))
+    text = terminal(*tables_of(cells, MESSAGES, outcome, TITLES))
     assert text.count("Horovod, MPI is faster") == 3 and text.count("no difference shown") == 3
     few = evaluate(cells, MESSAGES, launches_of({"hvd_mpi": 1.0, "hvd_gloo": 1, "byteps": 2}, 4), {}, 0.95)
     assert {pair.verdict for pair in few.pairs} == {"too few repeats"}
