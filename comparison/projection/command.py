@@ -28,8 +28,6 @@ from comparison.projection.model import (
     STRATEGIES,
     BytePS,
     Plan,
-    Strategy,
-    project_all,
 )
 from comparison.projection.pipelines import Pipeline
 from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
@@ -68,8 +66,7 @@ def project(options: ProjectionOptions) -> int:
     if pipelines:
         report = pipeline_report.report_of(plan, pipelines)
     else:
-        projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
-        report = strategy_report.report_of(plan, projections)
+        report = strategy_report.report_of(plan, plan.projections())
     try:
         paths = report.write(directory)
     except OSError as error:
@@ -84,8 +81,21 @@ def plan_of(options: ProjectionOptions) -> Plan:
     Raises:
         InputError: values that contradict each other, or that no simulation can hold.
     """
-    cluster, given = _cluster(options)
-    strategies, gpus = _strategies(options), _gpus(options, cluster)
+    # An option of the name of one of the cluster's parameters replaces it.
+    names = [each.name for each in fields(Cluster)]
+    values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    if options.intra_gbps is not None:
+        values["intra_gbps"] = {1: options.intra_gbps}
+    cluster = replace(CLUSTERS[options.cluster or "p3dn"], **values)
+    keys = options.strategies or list(STRATEGIES)
+    if len(set(keys)) < len(keys):
+        raise InputError("--strategies: one is named twice")
+    if BytePS.key not in keys:
+        reason = " is of BytePS, and --strategies leaves byteps out"
+        _reject(options, ("servers", "server_placement"), reason)
+    byteps = BytePS(options.servers, options.server_placement or COLOCATED)
+    strategies = [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
+    gpus = _gpus(options, cluster)
     measured = read_measured(options.measured) if options.measured else None
     if measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
@@ -110,7 +120,9 @@ def plan_of(options: ProjectionOptions) -> Plan:
     pieces = workload.total_bytes / cluster.partition_bytes + sum(len(part.gradients) for part in parts)
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {bert.name}: {pieces:,.0f} messages a step are too many to simulate")
-    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, step.dtype, step.what, given)
+    return Plan(
+        bert.description, cluster, workload, strategies, gpus, dtype, step.dtype, step.what, sorted(values)
+    )
 
 
 def _published(options: ProjectionOptions, cluster: Cluster, dtype: str, parts: Sequence[Part]) -> Step:
@@ -153,26 +165,6 @@ def _reject(options: ProjectionOptions, flags: Sequence[str], reason: str) -> No
     for flag in flags:
         if getattr(options, flag) is not None:
             raise InputError(f"--{flag}{reason}")
-
-
-def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
-    # An option of the name of one of the cluster's parameters replaces it.
-    names = [each.name for each in fields(Cluster)]
-    values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    if options.intra_gbps is not None:
-        values["intra_gbps"] = {1: options.intra_gbps}
-    return replace(CLUSTERS[options.cluster or "p3dn"], **values), sorted(values)
-
-
-def _strategies(options: ProjectionOptions) -> list[Strategy]:
-    keys = options.strategies or list(STRATEGIES)
-    if len(set(keys)) < len(keys):
-        raise InputError("--strategies: one is named twice")
-    if BytePS.key not in keys:
-        reason = " is of BytePS, and --strategies leaves byteps out"
-        _reject(options, ("servers", "server_placement"), reason)
-    byteps = BytePS(options.servers, options.server_placement or COLOCATED)
-    return [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
 
 
 def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, Mapping, NamedTuple, Sequence, Union
+from typing import Callable, Mapping, NamedTuple, Sequence, Union
 
 from comparison.projection.clusters import Cluster
 from comparison.projection.workload import Message, Workload
@@ -182,10 +182,11 @@ class BytePS:
     def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
         """A pipeline: every partition goes through its phases in order, and each resource serves what came
         first. `messages`: in the order in which they become ready."""
+        size = cluster.partition_bytes
         pieces = [
-            Message(ready_s, piece)
+            Message(ready_s, min(size, nbytes - begin))
             for ready_s, nbytes in messages
-            for piece in _partitions(nbytes, cluster.partition_bytes)
+            for begin in range(0, nbytes, size)
         ]
         phases = [self._phases(piece.nbytes, shape, cluster) for piece in pieces]
         waiting = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
@@ -235,8 +236,9 @@ class BytePS:
 
 
 Strategy = Union[FlatRing, HierarchicalRing, BytePS]  # ways to average gradients
-_ALL: tuple[type[Strategy], ...] = (FlatRing, HierarchicalRing, BytePS)
-STRATEGIES: Mapping[str, Callable[[], Strategy]] = {each.key: each for each in _ALL}
+STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
+    each.key: each for each in (FlatRing, HierarchicalRing, BytePS)
+}
 
 
 class _Phase(NamedTuple):
@@ -251,11 +253,6 @@ class _Phase(NamedTuple):
 
 def _sent_by_ring(members: int) -> float:
     return 2 * (members - 1) / members
-
-
-def _partitions(nbytes: int, size: int) -> list[int]:
-    whole, rest = divmod(nbytes, size)
-    return [size] * whole + [rest] * bool(rest)
 
 
 def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -322,6 +319,14 @@ class Plan:
     compute_source: str
     given: Sequence[str]
 
+    def projections(self) -> list[Projection]:
+        """Every strategy at every number of GPUs; the strategies one after the other."""
+        return [
+            project(self.workload, strategy, self.cluster, count)
+            for strategy in self.strategies
+            for count in self.gpus
+        ]
+
     @property
     def batch(self) -> str:
         """Work of a GPU in a step, for people."""
@@ -378,11 +383,3 @@ def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int)
         sent_bytes=travel.sent_bytes,
         collectives=travel.collectives,
     )
-
-
-def project_all(
-    workload: Workload, strategies: Sequence[Strategy], cluster: Cluster, gpus: Iterable[int] = GPUS
-) -> list[Projection]:
-    """Every strategy at every number of GPUs; the strategies one after the other."""
-    counts = list(gpus)
-    return [project(workload, strategy, cluster, count) for strategy in strategies for count in counts]

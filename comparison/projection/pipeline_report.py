@@ -9,7 +9,7 @@ of a GPU on its inter_first time, the network on its intra_first time. The other
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
@@ -233,25 +233,66 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         plan: its strategies are not looked at.
         pipelines: of one number of stages and one schedule, one for each placement.
     """
-    found = {
-        pipeline: [project_pipeline(plan.workload, pipeline, plan.cluster, gpus) for gpus in plan.gpus]
-        for pipeline in pipelines
-    }
+    work, first = plan.workload, pipelines[0]
+    found = [
+        [project_pipeline(work, pipeline, plan.cluster, gpus) for gpus in plan.gpus] for pipeline in pipelines
+    ]
+    own = [
+        Table(
+            f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}",
+            list(COLUMNS),
+            [Row([cell(each) for cell in COLUMNS.values()]) for each in projections],
+        )
+        for pipeline, projections in zip(pipelines, found)
+    ]
     validations = [validate_pipelines(reading) for reading in READINGS]
-    facts = _facts(plan, pipelines[0])
-    tables = [*(_table(pipeline, own) for pipeline, own in found.items()), *pipeline_tables(validations)]
-    own = len(pipelines)
+    validated = pipeline_tables(validations)
+    facts = (
+        f"{plan.model}, {work.elements / 1e6:.1f} M parameters in {first.stages} stages of "
+        f"{split_by(work.parts, first.stages, by_flops=True)} layers.\n"
+        f"Batch: {work.accumulate} micro-batches of {work.sequences:g} sequences of {work.length:.4g} tokens "
+        f"a replica; the bubble is {100 * bubble(first.stages, work.accumulate):.1f}%. "
+        f"Precision: {plan.precision}.\n"
+        f"A pass of the whole model takes {digits(work.compute_s)} s on one GPU. Compute time from: "
+        f"{plan.compute_source}.\nCluster: {plan.cluster.title}."
+    )
     document: list[Part] = [
         f"# Pipelines: {plan.model} on {plan.cluster.title}",
         facts,
-        *tables[:own],
+        *own,
         "## Validation",
-        *tables[own:],
+        *validated,
         f"![published and predicted]({PLOT})",
         LIMITS,
     ]
-    pictures = {PLOT: validation_figure(validations)}
-    return Report(NAME, document, _content(plan, found, validations), pictures, [facts, *tables])
+    content = {
+        "schema": SCHEMA,
+        "model": plan.model,
+        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
+        "micro_batches": work.accumulate,
+        "sequences": work.sequences,
+        "length": work.length,
+        "compute_s": work.compute_s,
+        "projections": [each for projections in found for each in projections],
+        "validation": [
+            {
+                "reading": reading.title,
+                **calibration._asdict(),
+                "source": SOURCE,
+                "layers": point.case.layers,
+                "heads": point.case.heads,
+                "hosts": point.case.hosts,
+                "gpus": point.case.hosts**2,
+                "placement": point.at,
+                "published": point.published,
+                "predicted": point.predicted,
+                "calibrated": point.calibrated,
+            }
+            for reading, calibration, points in validations
+            for point in points
+        ],
+    }
+    return Report(NAME, document, content, {PLOT: validation_figure(validations)}, [facts, *own, *validated])
 
 
 def validation_figure(validations: Sequence[Validation]) -> Figure:
@@ -279,56 +320,3 @@ def validation_figure(validations: Sequence[Validation]) -> Figure:
     )
     legend_below(figure, drawn[0], 2)
     return figure
-
-
-def _table(pipeline: Pipeline, projections: Sequence[PipelineProjection]) -> Table:
-    rows = [Row([cell(each) for cell in COLUMNS.values()]) for each in projections]
-    return Table(f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}", list(COLUMNS), rows)
-
-
-def _facts(plan: Plan, pipeline: Pipeline) -> str:
-    work = plan.workload
-    split = split_by(work.parts, pipeline.stages, by_flops=True)
-    lost = bubble(pipeline.stages, work.accumulate)
-    return (
-        f"{plan.model}, {work.elements / 1e6:.1f} M parameters in {pipeline.stages} stages of {split} "
-        f"layers.\nBatch: {work.accumulate} micro-batches of {work.sequences:g} sequences of "
-        f"{work.length:.4g} tokens a replica; the bubble is {100 * lost:.1f}%. Precision: {plan.precision}.\n"
-        f"A pass of the whole model takes {digits(work.compute_s)} s on one GPU. Compute time from: "
-        f"{plan.compute_source}.\nCluster: {plan.cluster.title}."
-    )
-
-
-def _content(
-    plan: Plan,
-    found: dict[Pipeline, list[PipelineProjection]],
-    validations: Sequence[Validation],
-) -> dict[str, Any]:
-    work = plan.workload
-    return {
-        "schema": SCHEMA,
-        "model": plan.model,
-        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
-        "micro_batches": work.accumulate,
-        "sequences": work.sequences,
-        "length": work.length,
-        "compute_s": work.compute_s,
-        "projections": [each for own in found.values() for each in own],
-        "validation": [
-            {
-                "reading": reading.title,
-                **calibration._asdict(),
-                "source": SOURCE,
-                "layers": point.case.layers,
-                "heads": point.case.heads,
-                "hosts": point.case.hosts,
-                "gpus": point.case.hosts**2,
-                "placement": point.at,
-                "published": point.published,
-                "predicted": point.predicted,
-                "calibrated": point.calibrated,
-            }
-            for reading, calibration, points in validations
-            for point in points
-        ],
-    }

@@ -54,14 +54,6 @@ class Stage(NamedTuple):
     elements: int
 
 
-class Timeline(NamedTuple):
-    """Ends of each stage's last backward pass, in seconds from the start of the step, and the seconds that it
-    has computed until then."""
-
-    ends_s: tuple[float, ...]
-    busy_s: tuple[float, ...]
-
-
 class PipelineProjection(NamedTuple):
     """A pipeline on `gpus` GPUs. Times in seconds, of one step, which is the sum of compute_s, waiting_s,
     gradients_s and optimizer_s.
@@ -89,8 +81,9 @@ class PipelineProjection(NamedTuple):
 
 def simulate(
     schedule: str, micro_batches: int, compute_s: Sequence[float], transfer_s: Sequence[float]
-) -> Timeline:
-    """Runs the stages of one replica.
+) -> tuple[list[float], list[float]]:
+    """Runs the stages of one replica. Returns the ends of each stage's last backward pass, in seconds from
+    the start of the step, and the seconds that it has computed until then.
 
     Args:
         compute_s: of a micro-batch's forward and backward pass together, by stage.
@@ -121,7 +114,7 @@ def simulate(
                     free[forward, stage] = begin + transfer_s[min(stage, to)]
                     arrived[forward, to, number] = free[forward, stage]
         assert progress, "a schedule that waits for itself"
-    return Timeline(tuple(now), tuple(busy))
+    return now, busy
 
 
 def stages_of(workload: Workload, pipeline: Pipeline) -> list[Stage]:
@@ -177,18 +170,19 @@ def project_pipeline(
     stages = stages_of(workload, pipeline)
     units = workload.parts[1].gradients[1]
     activations = workload.sequences * workload.length * units * workload.gradient_bytes
-    transfers = [wires.transfer_s(stage, activations) for stage in range(len(stages) - 1)]
+    transfers = [wires.transfer_s(stage, stage + 1, activations) for stage in range(len(stages) - 1)]
     own = [stage.compute_s for stage in stages]
-    timeline = simulate(pipeline.schedule, workload.accumulate, own, transfers)
-    ends = max(timeline.ends_s)
-    last = timeline.ends_s.index(ends)
+    ends_s, busy_s = simulate(pipeline.schedule, workload.accumulate, own, transfers)
+    ends = max(ends_s)
+    last = ends_s.index(ends)
     sizes = [stage.elements * workload.gradient_bytes for stage in stages]
-    ready = timeline.ends_s if workload.overlap else [ends] * len(stages)
+    ready = ends_s if workload.overlap else [ends] * len(stages)
     averages = wires.averages_s(sizes, ready)
     averaged = max(averages)
     if pipeline.tied and len(stages) > 1:
         shared = word_embedding(workload.parts) * workload.gradient_bytes
-        averaged = max(averaged, max(averages[0], averages[-1]) + wires.exchange_s(shared))
+        both = wires.transfer_s(0, len(stages) - 1, shared)  # as much both ways
+        averaged = max(averaged, max(averages[0], averages[-1]) + both)
     per_element = workload.optimizer_s / workload.elements * pipeline.update_accesses / UPDATE_ACCESSES
     update = per_element * max(stage.elements for stage in stages)
     gradients = max(0.0, averaged - ends)
@@ -204,8 +198,8 @@ def project_pipeline(
         gpus=gpus,
         hosts=len(slots),
         step_s=step,
-        compute_s=timeline.busy_s[last],
-        waiting_s=ends - timeline.busy_s[last],
+        compute_s=busy_s[last],
+        waiting_s=ends - busy_s[last],
         gradients_s=gradients,
         optimizer_s=update,
         sequences_per_s=sequences,
@@ -224,15 +218,8 @@ class _Wires:
         self._replicas = replica_groups(slots, pipeline.stages, pipeline.placement)
         self._groups = stage_groups(slots, pipeline.stages, pipeline.placement)
 
-    def transfer_s(self, stage: int, nbytes: float) -> float:
-        """A micro-batch's activations to the next stage, in the slowest replica."""
-        return self._between(stage, stage + 1, nbytes)
-
-    def exchange_s(self, nbytes: float) -> float:
-        """As much both ways between the first and the last stage."""
-        return self._between(0, len(self._groups) - 1, nbytes)
-
-    def _between(self, one: int, other: int, nbytes: float) -> float:
+    def transfer_s(self, one: int, other: int, nbytes: float) -> float:
+        """So many bytes between two stages, in the slowest replica."""
         pairs = [(ranks[one], ranks[other]) for ranks in self._replicas]
         leaving = [self._node_of[a] for a, b in pairs if self._node_of[a] != self._node_of[b]]
         crowd = max((leaving.count(node) for node in set(leaving)), default=0)

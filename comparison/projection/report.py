@@ -16,7 +16,6 @@ from comparison.projection.validation import (
     STEP,
     THROUGHPUT,
     Case,
-    ErrorRange,
     Point,
     error_range,
     off,
@@ -53,28 +52,75 @@ LIMITS = """\
 
 def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
     """projection.md, projection.json, both pictures, and what a terminal shows."""
-    own = [_table(projections, key) for key in dict.fromkeys(each.strategy for each in projections)]
-    points = validate()
-    first = _summary(plan, projections, points)
+    work, points = plan.workload, validate()
+    own = []
+    for key in dict.fromkeys(each.strategy for each in projections):
+        chosen = [each for each in projections if each.strategy == key]
+        title, rows = chosen[0].title, [Row([cell(each) for cell in COLUMNS.values()]) for each in chosen]
+        own.append(Table(title[0].upper() + title[1:], list(COLUMNS), rows))
+    overlap = "during the backward pass" if work.overlap else "after the backward pass"
+    facts = (
+        f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
+        f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
+        f"A pass takes {digits(work.compute_s)} s, the update {milliseconds(work.optimizer_s)} ms. "
+        f"Compute time from: {plan.compute_source}.\n"
+        f"Cluster: {plan.cluster.title}."
+    )
+    # Of the largest number of GPUs.
+    errors = {each: error_range(points, each) for each in (True, False)}  # with overlap, and without
+    most = max(each.gpus for each in projections)
+    last = sorted((each for each in projections if each.gpus == most), key=lambda each: each.step_s)
+    shares = "; ".join(
+        f"{100 * each.efficiency:.1f}% with {each.title} ({100 * each.without_overlap:.1f}% without overlap)"
+        for each in last
+    )
+    summary = (
+        f"At {most} {'GPU' if most == 1 else 'GPUs'} the predicted efficiency is {shares}. Against published"
+        f" throughputs the model was {100 * errors[True].least:.0f} to {100 * errors[True].most:.0f}% too"
+        " high: see the validation."
+    )
+    ranges = [
+        f"{off(range_.least)} to {off(range_.most)} with gradients {'during' if each else 'after'} the"
+        " backward pass"
+        for each, range_ in errors.items()
+        if work.overlap or not each
+    ]
+    parameters = []
+    for field, value in vars(plan.cluster).items():
+        if field in ("name", "title", "sources"):
+            continue
+        speeds = value.items() if isinstance(value, dict) else ()
+        shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in speeds) if speeds else f"{value:g}"
+        source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
+        parameters.append(Row([field, shown, source]))
+    sources = []
+    for case in CASES:
+        single = f"; compute time: {case.single.source}" if case.single else ""
+        assumed = f"; assumed: {case.assumed}" if case.assumed else ""
+        sources.append(f"- {case.title}: {case.source}{single}; cluster {case.cluster.title}{assumed}")
     document: list[Part] = [
         f"# Projection: {plan.model} on {plan.cluster.title}",
-        first,
-        _facts(plan),
+        summary,
+        facts,
         *own,
         f"![efficiency by the number of GPUs]({PROJECTION})",
-        _caption(plan, points),
-        _parameters(plan),
+        f"{plan.model}, {plan.batch}, {plan.precision}. Grey: where measurements would lie if the model were"
+        f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
+        " strategy to the highest.",
+        Table("Parameters of the cluster", ("parameter", "value", "source"), parameters, names=3),
         "## Validation",
-        _validation_words(),
+        "Of each measurement one number is used, the compute time of a pass (marked, or from a single GPU);\n"
+        "all other parameters come from the sources of the cluster. Predicted: gradients travel during the\n"
+        "backward pass, as simulated. Without overlap: all of them after it.",
         *tables(points),
         f"![published and predicted]({VALIDATION})",
         "## Where it must fail",
         LIMITS,
         "## Sources of the measurements",
-        _sources(),
+        "\n".join(sources),
     ]
     pictures = {PROJECTION: projection_figure(plan, projections, points), VALIDATION: _validation(points)}
-    return Report(NAME, document, _content(plan, projections, points), pictures, [_facts(plan), *own, first])
+    return Report(NAME, document, _content(plan, projections, points), pictures, [facts, *own, summary])
 
 
 COLUMNS: Mapping[str, Callable[[Projection], str]] = {
@@ -93,86 +139,6 @@ COLUMNS: Mapping[str, Callable[[Projection], str]] = {
     "without overlap": lambda each: f"{100 * each.without_overlap:.1f}%",
     "sent by a host": lambda each: size(each.sent_bytes) if each.sent_bytes else "0",
 }
-
-
-def _table(projections: Sequence[Projection], strategy: str) -> Table:
-    own = [each for each in projections if each.strategy == strategy]
-    rows = [Row([cell(each) for cell in COLUMNS.values()]) for each in own]
-    return Table(own[0].title[0].upper() + own[0].title[1:], list(COLUMNS), rows)
-
-
-def _summary(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> str:
-    errors = error_range(points)
-    most = max(each.gpus for each in projections)
-    last = sorted((each for each in projections if each.gpus == most), key=lambda each: each.step_s)
-    shares = "; ".join(
-        f"{100 * each.efficiency:.1f}% with {each.title} ({100 * each.without_overlap:.1f}% without overlap)"
-        for each in last
-    )
-    unit = "GPU" if most == 1 else "GPUs"
-    return (
-        f"At {most} {unit} the predicted efficiency is {shares}. Against published throughputs the model was"
-        f" {100 * errors.least:.0f} to {100 * errors.most:.0f}% too high: see the validation."
-    )
-
-
-def _facts(plan: Plan) -> str:
-    work = plan.workload
-    overlap = "during the backward pass" if work.overlap else "after the backward pass"
-    return (
-        f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
-        f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
-        f"A pass takes {digits(work.compute_s)} s, the update {milliseconds(work.optimizer_s)} ms. "
-        f"Compute time from: {plan.compute_source}.\n"
-        f"Cluster: {plan.cluster.title}."
-    )
-
-
-def _caption(plan: Plan, points: Sequence[Point[Case]]) -> str:
-    """Of the plot."""
-    ranges = []
-    for overlap in (True, False) if plan.workload.overlap else (False,):
-        errors = error_range(points, overlap)
-        when = "during" if overlap else "after"
-        ranges.append(f"{off(errors.least)} to {off(errors.most)} with gradients {when} the backward pass")
-    return (
-        f"{plan.model}, {plan.batch}, {plan.precision}. Grey: where measurements would lie if the model were"
-        f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
-        " strategy to the highest."
-    )
-
-
-def _parameters(plan: Plan) -> Table:
-    """The cluster's, with where each is from."""
-    rows = []
-    for field, value in vars(plan.cluster).items():
-        if field in ("name", "title", "sources"):
-            continue
-        shown = (
-            f"{value:g}"
-            if not isinstance(value, dict)
-            else ", ".join(f"{speed:g} with {gpus}" for gpus, speed in value.items())
-        )
-        source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
-        rows.append(Row([field, shown, source]))
-    return Table("Parameters of the cluster", ("parameter", "value", "source"), rows, names=3)
-
-
-def _validation_words() -> str:
-    return (
-        "Of each measurement one number is used, the compute time of a pass (marked, or from a single GPU);\n"
-        "all other parameters come from the sources of the cluster. Predicted: gradients travel during the\n"
-        "backward pass, as simulated. Without overlap: all of them after it."
-    )
-
-
-def _sources() -> str:
-    lines = []
-    for case in CASES:
-        single = f"; compute time: {case.single.source}" if case.single else ""
-        assumed = f"; assumed: {case.assumed}" if case.assumed else ""
-        lines.append(f"- {case.title}: {case.source}{single}; cluster {case.cluster.title}{assumed}")
-    return "\n".join(lines)
 
 
 def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> dict[str, Any]:
@@ -226,16 +192,31 @@ _MARKERS = "osD"
 
 
 def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> Figure:
-    """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line."""
+    """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line. A line for
+    each, and a band around all where published measurements of such predictions lay."""
     figure = new_figure((11, 5.0))
     panels = [(True, "gradients travel during the backward pass")] if plan.workload.overlap else []
     panels.append((False, "gradients travel after the backward pass"))
     single = max(each.sequences_per_s / each.gpus / each.efficiency for each in projections)
+    counts = sorted({each.gpus for each in projections})
+    several = [gpus for gpus in counts if gpus > 1]  # one GPU is what is calibrated
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (overlap, title) in zip(drawn, panels):
-        _draw_strategies(axes, projections, overlap, error_range(points, overlap))
+        shares: dict[str, dict[int, float]] = {}
+        for each in projections:
+            share = 100 * (each.efficiency if overlap else each.without_overlap)
+            shares.setdefault(each.title, {})[each.gpus] = share
+        axes.axhline(100, label="linear", **ideal_style())
+        for index, (name, own) in enumerate(shares.items()):
+            # The first ones are wider, so that they show around later ones that are equal.
+            style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
+            axes.plot(list(own), list(own.values()), color=COLOURS[index], label=name, **style)
+        errors = error_range(points, overlap)
+        lowest = [errors.published(min(own[gpus] for own in shares.values()))[0] for gpus in several]
+        highest = [errors.published(max(own[gpus] for own in shares.values()))[1] for gpus in several]
+        axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
         axes.set(title=title, xlabel="GPUs", xscale="log")
-        _count_axis(axes, sorted({each.gpus for each in projections}))
+        _count_axis(axes, counts)
         plain(axes, "both")
     drawn[0].set_ylabel("scaling efficiency, %")
     drawn[0].set_ylim(5 * (drawn[0].get_ylim()[0] // 5), 105)
@@ -249,31 +230,13 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
     return figure
 
 
-def _draw_strategies(
-    axes: Axes, projections: Sequence[Projection], overlap: bool, errors: ErrorRange
-) -> None:
-    """One line each, and a band around all where published measurements of such predictions lay."""
-    shares: dict[str, dict[int, float]] = {}
-    for each in projections:
-        share = 100 * (each.efficiency if overlap else each.without_overlap)
-        shares.setdefault(each.title, {})[each.gpus] = share
-    axes.axhline(100, label="linear", **ideal_style())
-    for index, (title, own) in enumerate(shares.items()):
-        # The first ones are wider, so that they show around later ones that are equal.
-        style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
-        axes.plot(list(own), list(own.values()), color=COLOURS[index], label=title, **style)
-    several = sorted({each.gpus for each in projections if each.gpus > 1})  # one GPU is what is calibrated
-    lowest = [errors.published(min(own[gpus] for own in shares.values()))[0] for gpus in several]
-    highest = [errors.published(max(own[gpus] for own in shares.values()))[1] for gpus in several]
-    axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
-
-
 def _validation(points: Sequence[Point[Case]]) -> Figure:
     figure = new_figure((11.5, 8.2))
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.0, 0.95))
     main = [point for point in points if point.case.main]
     speeds = [point for point in points if point.case.unit == THROUGHPUT]
-    lowest = min(100 * point.published / point.at / _single(points, point) for point in speeds)
+    singles = {point.case.key: point.published for point in speeds if point.at == 1}
+    lowest = min(100 * point.published / point.at / singles[point.case.key] for point in speeds)
     for axes, dtype in zip(upper.subplots(1, 2, sharey=True), ("float16", "float32")):
         _draw_efficiency(axes, [point for point in speeds if point.case.dtype == dtype], dtype)
         axes.set_ylim(5 * (lowest // 5), 101)
@@ -286,30 +249,22 @@ def _validation(points: Sequence[Point[Case]]) -> Figure:
     return figure
 
 
-def _single(points: Sequence[Point[Case]], of: Point[Case]) -> float:
-    """The published value of one GPU in the case of a point."""
-    return next(point.published for point in points if point.case is of.case and point.at == 1)
-
-
 def _draw_efficiency(axes: Axes, points: Sequence[Point[Case]], dtype: str) -> None:
     """Efficiency by throughput: a plot of throughputs would need a logarithm, which hides 20%. A colour for
     each batch."""
     for index, key in enumerate(dict.fromkeys(point.case.key for point in points)):
         own = [point for point in points if point.case.key == key]
-        case, one = own[0].case, _single(points, own[0])
+        case, one = own[0].case, next(point.published for point in own if point.at == 1)
         counts = [point.at for point in own]
         colour = COLOURS[(0, 5, 2)[index]]
-        shares = [
-            [
-                100 * value / point.at / one
-                for value in (point.predicted, point.without_overlap, point.published)
-            ]
-            for point in own
-        ]
-        predicted, after, published = zip(*shares)
-        axes.plot(counts, predicted, "-", color=colour, linewidth=1.3)
-        axes.plot(counts, after, ":", color=colour, linewidth=1.7)
-        axes.plot(counts, published, "osD"[index], color=colour, label=f"{case.sequences} sequences a GPU")
+        label = f"{case.sequences} sequences a GPU"
+        for field, mark, style in (
+            ("predicted", "-", {"linewidth": 1.3}),
+            ("without_overlap", ":", {"linewidth": 1.7}),
+            ("published", "osD"[index], {"label": label}),
+        ):
+            shares = [100 * getattr(point, field) / point.at / one for point in own]
+            axes.plot(counts, shares, mark, color=colour, **style)
     axes.set(xlabel="GPUs", ylabel="efficiency, %", xscale="log")
     axes.set_title(f"DLPerf: BERT-base, MXNet over Horovod, {dtype}", fontsize=10)
     _count_axis(axes, sorted({point.at for point in points}))

@@ -271,11 +271,16 @@ def workload_of(case: Case) -> Workload:
     if case.single is not None:
         seconds = single_compute_seconds(case.single, parts, case.sequences, case.cluster.memory_gbytes_s)
         return replace(work, compute_s=seconds)
-    wanted = _step_seconds(case, case.calibrated_on)
+    gpus, value = case.calibrated_on, case.points[case.calibrated_on]
+    wanted = {
+        STEP: value,
+        DAYS: value * DAY / (case.steps or {}).get(gpus, 1),
+        THROUGHPUT: gpus * case.sequences * case.accumulate / value,
+    }[case.unit]
     low, high = 0.0, wanted
     while high - low > 1e-12 * wanted:  # the step grows with the compute time
         middle = (low + high) / 2
-        projection = project(replace(work, compute_s=middle), case.strategy, case.cluster, case.calibrated_on)
+        projection = project(replace(work, compute_s=middle), case.strategy, case.cluster, gpus)
         low, high = (middle, high) if projection.step_s < wanted else (low, middle)
     return replace(work, compute_s=high)
 
@@ -300,27 +305,6 @@ def _in_unit(case: Case, gpus: int, work: Workload) -> float:
         assert case.steps is not None
         return found.step_s * case.steps[gpus] / DAY
     return {THROUGHPUT: found.sequences_per_s, EFFICIENCY: found.efficiency, STEP: found.step_s}[case.unit]
-
-
-def _step_seconds(case: Case, gpus: int) -> float:
-    """A published value as seconds a step."""
-    value = case.points[gpus]
-    if case.unit == DAYS:
-        assert case.steps is not None
-        return value * DAY / case.steps[gpus]
-    if case.unit == THROUGHPUT:
-        return gpus * case.sequences * case.accumulate / value
-    return value
-
-
-def tables(points: Sequence[Point[Case]]) -> list[Table]:
-    """The validation, the same in projection.md and in docs/projection.md. `points`: all of `validate`."""
-    return [
-        _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
-        _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),
-        _means(points),
-        _losses(points),
-    ]
 
 
 def shown(unit: str, value: float) -> str:
@@ -350,32 +334,39 @@ def _points(title: str, points: Sequence[Point[Case]]) -> Table:
     return Table(title, head, rows)
 
 
-def _means(points: Sequence[Point[Case]]) -> Table:
-    """By case, to show which of the two predictions is nearer."""
-    rows = []
+def tables(points: Sequence[Point[Case]]) -> list[Table]:
+    """The validation, the same in projection.md and in docs/projection.md. `points`: all of `validate`.
+
+    After the points the deviation by case, to show which of the two predictions is nearer, and the
+    milliseconds by which steps become longer, from one GPU to a host and from one host to four.
+    """
+    means, losses = [], []
     for case in CASES:
         own = [point for point in points if point.case is case]
         predictions = sum(not point.calibrated for point in own)
         overlap, after = mean_deviation(own), mean_deviation(own, overlap=False)
-        rows.append(Row([case.title, str(predictions), f"{100 * overlap:.1f}%", f"{100 * after:.1f}%"]))
-    head = ("measurement", "predictions", "mean off", "without overlap")
-    return Table("Validation: mean absolute deviation", head, rows)
-
-
-def _losses(points: Sequence[Point[Case]]) -> Table:
-    """Milliseconds by which steps become longer, from one GPU to a host and from one host to four."""
-    rows = []
-    for case in CASES:
+        means.append(Row([case.title, str(predictions), f"{100 * overlap:.1f}%", f"{100 * after:.1f}%"]))
         if case.unit != THROUGHPUT:
             continue
-        own = {point.at: point for point in points if point.case is case}
-        cells = [case.title]
+        at, cells = {point.at: point for point in own}, [case.title]
         for few, many in ((1, 8), (8, 32)):
             for field in ("published", "predicted", "without_overlap"):
-                before, after = (count * case.sequences / getattr(own[count], field) for count in (few, many))
-                cells.append(f"{1e3 * (after - before):.1f}")
-        rows.append(Row(cells))
-    head = ["ms a step, more"]
-    for span in ("1 to 8 GPUs", "8 to 32"):
-        head += [f"{span}: {name}" for name in ("published", "predicted", "without overlap")]
-    return Table("Validation: what a step loses inside a host, and between hosts", head, rows)
+                before, then = (count * case.sequences / getattr(at[count], field) for count in (few, many))
+                cells.append(f"{1e3 * (then - before):.1f}")
+        losses.append(Row(cells))
+    spans = [
+        f"{span}: {name}"
+        for span in ("1 to 8 GPUs", "8 to 32")
+        for name in ("published", "predicted", "without overlap")
+    ]
+    mean_head = ("measurement", "predictions", "mean off", "without overlap")
+    return [
+        _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
+        _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),
+        Table("Validation: mean absolute deviation", mean_head, means),
+        Table(
+            "Validation: what a step loses inside a host, and between hosts",
+            ["ms a step, more", *spans],
+            losses,
+        ),
+    ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from datetime import datetime, timezone
-from typing import Sequence
+from typing import Any, Sequence
 
 from base import machine
 from base.errors import InputError
@@ -63,7 +63,15 @@ def compare_runs(options: RunsOptions) -> int:
             }
             facts = {**axes, **training.facts, **identity(training, store.directory)}
             store.agree_on(what_counts(facts, options.cluster), options.repeats)
-            works = works_of(options)
+            # A profile of each setting first, which shows early what does not run at all; the others between
+            # the repeats, so that one slow minute does not meet two profiles of a setting.
+            works = [
+                Work(setting, kind, number)
+                for number in range(max(options.profiles, options.repeats))
+                for kind, count in ((PROFILED, options.profiles), (TIMED, options.repeats))
+                if number < count
+                for setting in order_of_repeat(options.settings, number, options.seed)
+            ]
             made = finished(store, works)
             if options.retry_failed:
                 made = {work: record for work, record in made.items() if not record.failure}
@@ -72,33 +80,13 @@ def compare_runs(options: RunsOptions) -> int:
         raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
 
 
-def works_of(options: RunsOptions) -> list[Work]:
-    """A profile of each setting first, which shows early what does not run at all; the others between the
-    repeats, so that one slow minute does not meet two profiles of a setting."""
-    profiles, repeats = options.profiles, options.repeats
-    return [
-        Work(setting, kind, number)
-        for number in range(max(profiles, repeats))
-        for kind, count in ((PROFILED, profiles), (TIMED, repeats))
-        if number < count
-        for setting in order_of_repeat(options.settings, number, options.seed)
-    ]
-
-
 class Runs(Campaign[Work, Record]):
     """Training runs: timed ones and profiled ones."""
 
     alike = (lambda work: (work.setting, work.kind), lambda work: (work.setting.workers, work.kind))
 
-    def __init__(
-        self,
-        options: RunsOptions,
-        training: Training,
-        store: Store,
-        works: Sequence[Work],
-        made: dict[Work, Record],
-    ):
-        super().__init__(store, works, made)
+    def __init__(self, options: RunsOptions, training: Training, *campaign: Any):
+        super().__init__(*campaign)
         self.options, self.training = options, training
 
     def title(self, work: Work) -> str:

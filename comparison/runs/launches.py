@@ -128,8 +128,14 @@ def plan_training(options: RunsOptions) -> Training:
 
 def _shared_words(options: RunsOptions, output: Path) -> tuple[str, ...]:
     """Options of the scripts that all launches have."""
-    _check_script_args(options.script_args)
-    given = {word.partition("=")[0] for word in options.script_args if word.startswith("--")}
+    given = [word.partition("=")[0] for word in options.script_args if word.startswith("--")]
+    for name in given:
+        if name in _OWN:
+            raise InputError(f"{name} after --: is an option of compare.py, too; give it before --")
+        if name in _OWN_AXES:
+            raise InputError(f"{name} after --: compare.py sets it; use {_OWN_AXES[name]} before --")
+        if name in _EXCLUDED:
+            raise InputError(f"{name} after --: compare.py decides it for each launch; leave it out")
     words = list(options.script_args)
     own: dict[str, Any] = {flag: getattr(options, flag[2:]) for flag in _OWN}
     if options.data is None and "--dummy_data_len" not in given:
@@ -154,17 +160,6 @@ def _shared_words(options: RunsOptions, output: Path) -> tuple[str, ...]:
     if "--cache_dir" not in given:
         words += ["--cache_dir", str(output / "tokens")]
     return tuple(words)
-
-
-def _check_script_args(words: Sequence[str]) -> None:
-    for word in words:
-        name = word.partition("=")[0]
-        if name in _OWN:
-            raise InputError(f"{name} after --: is an option of compare.py, too; give it before --")
-        if name in _OWN_AXES:
-            raise InputError(f"{name} after --: compare.py sets it; use {_OWN_AXES[name]} before --")
-        if name in _EXCLUDED:
-            raise InputError(f"{name} after --: compare.py decides it for each launch; leave it out")
 
 
 def identity(training: Training, folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from comparison.canvas import (
     whiskers,
 )
 from comparison.runs import agreement
-from comparison.runs.results import Breakdown, Figures, Results
+from comparison.runs.results import Breakdown, Results
 from comparison.runs.sections import short_reason
 from comparison.settings import Group, Setting
 from comparison.wording import batch_unit, group_words, share_with_extremes, title_of
@@ -90,17 +90,17 @@ def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     for (upper, lower), (dtype, batch_size) in zip(places, panels):
         ones, compared = [], False
         for index, backend in enumerate(backends):
-            known = _by_workers(results, backend, dtype, batch_size)
+            own = [results.of(Setting(backend, count, dtype, batch_size)) for count in workers]
+            known = [(each.setting.workers, each.figures) for each in own if each and each.figures]
             line = line_style(index, len(backends))
-            counts = list(known)
-            rates = [each.tokens_per_s for each in known.values()]
-            if 1 in known:
-                ones.append(known[1].tokens_per_s.median)
-            upper.plot(counts, [rate.median for rate in rates], marker="o", **line)
-            whiskers(upper, counts, rates, color=line["color"])
-            scaled = {count: each.scaling for count, each in known.items() if each.scaling}
+            rates = {count: each.tokens_per_s for count, each in known}
+            if 1 in rates:
+                ones.append(rates[1].median)
+            upper.plot(list(rates), [rate.median for rate in rates.values()], marker="o", **line)
+            whiskers(upper, list(rates), list(rates.values()), color=line["color"])
+            scaled = {count: each.scaling.efficiency for count, each in known if each.scaling}
             if scaled:
-                lower.plot(list(scaled), [each.efficiency for each in scaled.values()], marker="o", **line)
+                lower.plot(list(scaled), list(scaled.values()), marker="o", **line)
                 compared = True
         if not compared:
             lower.text(
@@ -134,16 +134,13 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     figure, places = grid(len(groups), 2, (3.4, 2.3))
     for pair, group in zip(places, groups):
         for index, backend in enumerate(backends):
-            curve = results.curves.get(Setting(backend, *group))
-            if not curve:
-                continue
-            line = line_style(index, len(backends))
+            curve = results.curves.get(Setting(backend, *group), {})
             for axes, name in zip(pair, ("mlm_loss", "nsp_loss")):
-                points = [(step, curve[step][name]) for step in sorted(curve)]
-                steps = [step for step, value in points if value is not None]
-                values = [value for _, value in points if value is not None]
-                marker = "o" if len(steps) == 1 else None
-                axes.plot(steps, values, marker=marker, **line)
+                points = {step: curve[step][name] for step in sorted(curve) if curve[step][name] is not None}
+                if curve:
+                    marker = "o" if len(points) == 1 else None
+                    line = line_style(index, len(backends))
+                    axes.plot(list(points), list(points.values()), marker=marker, **line)
         pair[0].set(title=group_words(group, facts), ylabel="masked-LM loss, nats")
         pair[1].set(ylabel="next-sentence loss, nats", xlabel="step")
         for axes in pair:
@@ -169,15 +166,6 @@ def _axes_of(results: Results) -> tuple[list[tuple[str, int]], list[int], list[s
     panels = list(dict.fromkeys((each.dtype, each.batch_size) for each in settings))
     backends = list(dict.fromkeys(each.backend for each in settings))
     return panels, sorted({each.workers for each in settings}), backends
-
-
-def _by_workers(results: Results, backend: str, dtype: str, batch_size: int) -> dict[int, Figures]:
-    chosen = {
-        each.setting.workers: each.figures
-        for each in results.results
-        if each.figures and (each.setting.backend, *each.setting.group[1:]) == (backend, dtype, batch_size)
-    }
-    return dict(sorted(chosen.items()))
 
 
 def _panel_title(dtype: str, batch_size: int, facts: Mapping[str, Any]) -> str:
@@ -212,21 +200,22 @@ class Bar(NamedTuple):
         return math.fsum(self.parts)
 
     @property
-    def below(self) -> float:
-        return self.breakdown.step_ms.median - self.breakdown.step_ms.least
-
-    @property
-    def above(self) -> float:
-        return self.breakdown.step_ms.most - self.breakdown.step_ms.median
+    def most(self) -> float:
+        """The whisker's end."""
+        return self.end + (self.breakdown.step_ms.most - self.breakdown.step_ms.median)
 
 
 def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     """None where no setting has a breakdown."""
-    bars = [
-        Bar(each.setting, breakdown, [_milliseconds(breakdown, parts) for _, parts, _ in _PARTS])
-        for each in results.results
-        if each.figures and (breakdown := each.figures.breakdown)
-    ]
+    # Of the parts the medians; other operators are all kinds that no other bar has.
+    named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
+    others = [kind for kind in KINDS if kind not in named]
+    bars = []
+    for each in results.results:
+        if each.figures and (breakdown := each.figures.breakdown):
+            medians = {part: spread.median for part, spread in breakdown.parts.items()}
+            parts = [math.fsum(medians[part] for part in chosen or others) for _, chosen, _ in _PARTS]
+            bars.append(Bar(each.setting, breakdown, parts))
     if not bars:
         return None
     figure = new_figure((10, 1.5 + 0.32 * len(bars)))
@@ -237,7 +226,17 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
         places.append(place)
         place, above = place + 1, bar.setting.group
     limit = greatest_shown(bars)
-    _stack(axes, bars, places, limit)
+    left = [0.0] * len(bars)
+    for index, (label, chosen, shade) in enumerate(_PARTS):
+        ends = [min(limit, before + bar.parts[index]) for before, bar in zip(left, bars)]
+        widths = [end - before for before, end in zip(left, ends)]
+        if any(bar.parts[index] for bar in bars):
+            hatch = "///" if EXPOSED in chosen else None
+            axes.barh(
+                places, widths, 0.8, left, color=shade, label=label, hatch=hatch, edgecolor="white",
+                linewidth=0.5,
+            )  # fmt: skip
+        left = ends
     for at, bar in zip(places, bars):
         _whisker(axes, at, bar, limit)
     names = [
@@ -247,8 +246,10 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
     axes.set_ylim(places[-1] + 0.7, places[0] - 0.7)
     axes.set_xlim(0, _TEXT * limit)
     most = max(bar.breakdown.launches for bar in bars)
-    medians = f"median of {most} profiled launches, whiskers from the fastest to the slowest"
-    axes.set(title=f"A step of rank 0: {medians if most > 1 else 'one profiled launch'}", xlabel="ms a step")
+    medians_of = f"median of {most} profiled launches, whiskers from the fastest to the slowest"
+    axes.set(
+        title=f"A step of rank 0: {medians_of if most > 1 else 'one profiled launch'}", xlabel="ms a step"
+    )
     plain(axes, "x")
     legend_below(figure, axes, 3)
     return figure
@@ -260,46 +261,23 @@ def greatest_shown(bars: Sequence[Bar]) -> float:
     for bar in bars:
         groups.setdefault(bar.setting.group, []).append(bar.end)
     longest = max(min(max(ends), _CUT * statistics.median_low(ends)) for ends in groups.values())
-    slowest = max(bar.end + bar.above for bar in bars if bar.end <= longest)
+    slowest = max(bar.most for bar in bars if bar.end <= longest)
     return max(longest, min(_WHISKER * longest, slowest))
-
-
-def _stack(axes: Axes, bars: Sequence[Bar], places: Sequence[float], limit: float) -> None:
-    left = [0.0] * len(bars)
-    for index, (label, parts, shade) in enumerate(_PARTS):
-        ends = [min(limit, before + bar.parts[index]) for before, bar in zip(left, bars)]
-        widths = [end - before for before, end in zip(left, ends)]
-        if any(bar.parts[index] for bar in bars):
-            hatch = "///" if EXPOSED in parts else None
-            axes.barh(
-                places, widths, 0.8, left, color=shade, label=label, hatch=hatch, edgecolor="white",
-                linewidth=0.5,
-            )  # fmt: skip
-        left = ends
 
 
 def _whisker(axes: Axes, at: float, bar: Bar, limit: float) -> None:
     """The spread, and in words what does not fit and how much is exposed."""
-    words = []
-    end, most = bar.end, bar.end + bar.above
-    start, cut = max(0.0, end - bar.below), most > limit * (1 + 1e-9)
-    if bar.breakdown.launches > 1 and start < limit:
-        axes.hlines(at, start, min(most, limit), color="black", linewidth=1)
-        caps = [start] if cut else [start, most]  # one that is cut goes on
+    words, several, step = [], bar.breakdown.launches > 1, bar.breakdown.step_ms
+    start, cut = max(0.0, bar.end - (step.median - step.least)), bar.most > limit * (1 + 1e-9)
+    if several and start < limit:
+        axes.hlines(at, start, min(bar.most, limit), color="black", linewidth=1)
+        caps = [start] if cut else [start, bar.most]  # one that is cut goes on
         axes.plot(caps, [at] * len(caps), "|", color="black", markersize=5)
     if cut:
-        lengths = [end, most] if end > limit and bar.above else [most]
+        lengths = [bar.end, bar.most] if bar.end > limit and bar.most > bar.end else [bar.most]
         words.append(f"→ {' to '.join(map(digits, lengths))} ms")
     share = bar.breakdown.exposed_share
     if bar.breakdown.exposed_ms.most > 0:
-        several = bar.breakdown.launches > 1
         words.append(f"{share_with_extremes(share) if several else percent(share.median)} exposed")
-    axes.text(min(most, limit) + 0.01 * limit, at, "; ".join(words), va="center", fontsize=8, color="#A04000")
-
-
-def _milliseconds(breakdown: Breakdown, parts: Sequence[str]) -> float:
-    """The medians of the parts; of every kind of operator that no other bar has, where none are given."""
-    if not parts:
-        named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
-        parts = [kind for kind in KINDS if kind not in named]
-    return math.fsum(breakdown.parts[part].median for part in parts)
+    place = min(bar.most, limit) + 0.01 * limit
+    axes.text(place, at, "; ".join(words), va="center", fontsize=8, color="#A04000")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,15 +129,22 @@ def read_run(
         command=tuple(command),
         begun=begun,
     )
-    lines = read_lines(directory / METRICS)
+    # Of the lines those about training; a last one that was cut off is left out.
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(FileNotFoundError):
+        lines = [values for values in read_json_lines(str(directory / METRICS)) if "mlm_loss" in values]
     failure, out_of_memory = _failure(steps, launched, directory, lines)
     if failure is not None:
         return replace(record, failure=failure, out_of_memory=out_of_memory)
     try:
-        checksum = params_sha256(directory, steps.total)
+        files = read_manifest(str(directory), steps.total).get("files")
     except InputError as error:
         return replace(record, failure=f"exit code 0, but {error}")
-    intervals = [_interval(line) for line in lines]
+    checksum = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
+    if not isinstance(checksum, str):
+        lacking = f"the manifest of step {steps.total} in {directory} has no checksum of the parameters"
+        return replace(record, failure=f"exit code 0, but {lacking}")
+    intervals = [Interval(**{name: line[name] for name in Interval._fields}) for line in lines]
     warm = sum(interval.step <= steps.warm_up for interval in intervals)
     first = lines[0]
     record = replace(
@@ -153,27 +161,6 @@ def read_run(
     except (InputError, OSError) as error:
         return replace(record, failure=f"no profile: {error}", warm_up=(), intervals=())
     return replace(record, breakdown=break_down(trace), exchanged_bytes=int(trace.facts["exchanged_bytes"]))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines about training; a last one that was cut off is left out, and so is a file that is missing."""
-    try:
-        return [values for values in read_json_lines(str(path)) if "mlm_loss" in values]
-    except FileNotFoundError:
-        return []
-
-
-def params_sha256(directory: Path, step: int) -> str:
-    """The checksum of the parameters that a run has saved at `step`, from the manifest in `directory`.
-
-    Raises:
-        InputError: the manifest is missing or damaged.
-    """
-    files = read_manifest(str(directory), step).get("files")
-    checksum = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
-    if not isinstance(checksum, str):
-        raise InputError(f"the manifest of step {step} in {directory} has no checksum of the parameters")
-    return checksum
 
 
 def _failure(
@@ -196,21 +183,14 @@ def _failure(
     if [line["step"] for line in lines] != expected:
         return f"too short: {done} of {steps.total} steps, {len(lines)} of {len(expected)} lines", False
     for line in lines:
-        for name in ("mlm_loss", "nsp_loss"):
-            if not _is_finite(line[name]):
+        for name in ("mlm_loss", "nsp_loss", "step_s"):
+            finite = isinstance(line[name], (int, float)) and math.isfinite(line[name])
+            if name != "step_s" and not finite:
                 skipped = f"; {line['skipped_steps']} steps were skipped" if line["skipped_steps"] else ""
                 return f"{name} is not finite at step {line['step']}{skipped}", False
-        if not (_is_finite(line["step_s"]) and line["step_s"] > 0):
-            return f"step_s is {line['step_s']} at step {line['step']}", False
+            if name == "step_s" and not (finite and line[name] > 0):
+                return f"step_s is {line['step_s']} at step {line['step']}", False
         missing = [name for name in Interval._fields if name not in line]
         if missing:
             return f"{METRICS} has no {missing[0]} at step {line['step']}", False
     return None, False
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _interval(line: dict[str, Any]) -> Interval:
-    return Interval(**{name: line[name] for name in Interval._fields})

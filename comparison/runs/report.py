@@ -45,7 +45,15 @@ def report_of(
     facts = {**facts, "busy": busy_mark(shares)}
     results = gather(facts, records, planned)
     pictures = plots.draw_all(results, facts)
-    state = _state(records, planned, repeats, complete)
+    # Warnings stand before everything else.
+    warnings = []
+    if not complete:
+        done = {(each.setting, each.repeat) for each in records if each.kind == TIMED}
+        made = sum(setting in planned for setting, _ in done)
+        timed = f"{made} of {len(planned) * repeats} timed launches are done"
+        warnings.append(f"PARTIAL: {timed}; the same command goes on.")
+    if repeats < FEWEST_REPEATS:
+        warnings.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
     tables = marked(
         [
             sections.speed(results, facts, repeats),
@@ -57,7 +65,7 @@ def report_of(
         ],
         facts["busy"],
     )
-    first = with_others([*state, *summary(results, facts)], shares)
+    first = with_others([*warnings, *summary(results, facts)], shares)
     # `launches` are the raw samples; seconds, bytes, nats.
     content = {
         "schema": SCHEMA,
@@ -81,21 +89,6 @@ def report_of(
     return Report(NAME, document, content, pictures, shown, facts["busy"]), results
 
 
-def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, complete: bool) -> list[str]:
-    """Warnings that stand before everything else."""
-    sentences = []
-    if not complete:
-        wanted = set(planned)
-        done = {(each.setting, each.repeat) for each in records if each.kind == TIMED}
-        made = sum(setting in wanted for setting, _ in done)
-        sentences.append(
-            f"PARTIAL: {made} of {len(planned) * repeats} timed launches are done; the same command goes on."
-        )
-    if repeats < FEWEST_REPEATS:
-        sentences.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
-    return sentences
-
-
 _FEW = 2  # so many settings are named one by one
 _PLOTS = {
     plots.THROUGHPUT: "Throughput of every setting",
@@ -107,30 +100,29 @@ _PLOTS = {
 
 def summary(results: Results, facts: Mapping[str, Any]) -> list[str]:
     """Sentences; at least one."""
-    sentences = [*_verdicts(results.pairs, facts), *_troubles(results, facts)]
-    if not results.pairs:
-        sentences.insert(0, "No two backends have figures for the same setting: there is nothing to compare.")
-    return sentences
-
-
-def _verdicts(pairs: Sequence[Pair], facts: Mapping[str, Any]) -> list[str]:
     by_names: dict[tuple[str, str], list[Pair]] = {}
-    for each in pairs:
+    for each in results.pairs:
         by_names.setdefault((each.first, each.second), []).append(each)
-    decided = []
+    sentences = (
+        []
+        if by_names
+        else ["No two backends have figures for the same setting: there is nothing to compare."]
+    )
     undecided: dict[str, list[str]] = {NOT_SHOWN: [], TOO_FEW: []}
     for (first, second), members in by_names.items():
         kinds = {each.verdict for each in members}
         if DIFFERENT in kinds:
-            decided.append(_decided(first, second, members, facts))
+            sentences.append(_decided(first, second, members, facts))
         else:
             kind = NOT_SHOWN if NOT_SHOWN in kinds else TOO_FEW
             undecided[kind].append(f"{title_of(first, facts)} and {title_of(second, facts)}")
     words = {NOT_SHOWN: "No difference shown", TOO_FEW: "Too few repeats for a verdict"}
-    return decided + [f"{words[kind]}: {'; '.join(names)}." for kind, names in undecided.items() if names]
+    sentences += [f"{words[kind]}: {'; '.join(names)}." for kind, names in undecided.items() if names]
+    return [*sentences, *_troubles(results, facts)]
 
 
 def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[str, Any]) -> str:
+    """Who is faster, where, and how many times as fast."""
     parts = []
     for winner, loser in ((first, second), (second, first)):
         won = [each for each in members if each.faster == winner]
@@ -138,31 +130,27 @@ def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[st
             continue
         times = sorted(max(each.ratio, 1 / each.ratio) for each in won)
         factor = " to ".join(dict.fromkeys(f"{each:.2f}" for each in (times[0], times[-1])))
-        where = _where(won, members, facts)
-        parts.append(
-            f"{title_of(winner, facts)} is faster than {title_of(loser, facts)} {where},"
-            f" {factor} times as fast"
-        )
+        groups = [each.group for each in won]
+        if len(won) == len(members):
+            where = "in the only setting compared" if len(won) == 1 else f"in all {len(won)} settings"
+        elif len(won) <= _FEW:
+            where = "with " + " and with ".join(group_words(each, facts) for each in groups)
+        else:
+            counts = []
+            for workers in sorted({each.workers for each in groups}):
+                here, hits = (
+                    sum(each.workers == workers for each in some)
+                    for some in ([each.group for each in members], groups)
+                )
+                counts.append(f"{hits} of {here} with {workers} worker{'s' if workers > 1 else ''}")
+            where = f"in {len(won)} of {len(members)} settings ({', '.join(counts)})"
+        names = f"{title_of(winner, facts)} is faster than {title_of(loser, facts)}"
+        parts.append(f"{names} {where}, {factor} times as fast")
     rest = [each for each in members if each.verdict != DIFFERENT]
-    text = "; ".join(parts)
     if rest:
         kinds = " or ".join(dict.fromkeys(each.verdict for each in rest))
-        text += f"; in the other {len(rest)} {kinds}" if len(rest) > 1 else f"; in the other one {kinds}"
-    return f"{text}."
-
-
-def _where(won: Sequence[Pair], members: Sequence[Pair], facts: Mapping[str, Any]) -> str:
-    if len(won) == len(members):
-        return "in the only setting compared" if len(won) == 1 else f"in all {len(won)} settings"
-    groups = [each.group for each in won]
-    if len(won) <= _FEW:
-        return "with " + " and with ".join(group_words(each, facts) for each in groups)
-    counts = []
-    for workers in sorted({each.workers for each in groups}):
-        here = sum(each.group.workers == workers for each in members)
-        hits = sum(each.workers == workers for each in groups)
-        counts.append(f"{hits} of {here} with {workers} worker{'s' if workers > 1 else ''}")
-    return f"in {len(won)} of {len(members)} settings ({', '.join(counts)})"
+        parts.append(f"in the other {len(rest) if len(rest) > 1 else 'one'} {kinds}")
+    return f"{'; '.join(parts)}."
 
 
 def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
@@ -202,24 +190,42 @@ def _document(
     repeats: int,
 ) -> list[Part]:
     """The whole text. `first`: its first sentences; `drawn`: the plots, which lie beside it."""
-    planned = [each.setting for each in results.results]
     usual = [
         sections.throughput(results, facts),
         sections.training_time(results, facts),
         sections.expansion(results, facts),
     ]
+    greatest = []
+    for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
+        values = {group: each[kind] for group, each in results.greatest_difference.items()}
+        worst = max(values, key=lambda group: values[group])
+        where = f"{values[worst]:.2g} ({group_words(worst, facts)})" if values[worst] else "none"
+        greatest.append(f"of {kind}: {where}")
+    agreeing = f"Greatest relative difference of backends that agree, {'; '.join(greatest)}."
+    average = " with --use_avg_len" if facts["use_avg_len"] else ""
     machine = facts.get("machine") or {}
-    parts: list[Part] = ["# Horovod against BytePS", *first, "## Results", *tables]
-    parts += ["## Plots", *(f"![{_PLOTS[name]}]({name})" for name in drawn)] if drawn else []
-    parts += [
+    cores = f" ({machine['cores']} cores)" if machine.get("cores") else ""
+    return [
+        "# Horovod against BytePS",
+        *first,
+        "## Results",
+        *tables,
+        "## Plots" if drawn else "",
+        *(f"![{_PLOTS[name]}]({name})" for name in drawn),
         "## The same as others print it",
         *marked(usual, facts["busy"]),
         "## How verdicts are reached",
-        compared(planned, facts),
-        _greatest_words(results, facts),
+        compared([each.setting for each in results.results], facts),
+        agreeing if greatest else "",
         rule(facts["confidence"]),
         "## What was run",
-        _run_words(facts, repeats),
+        f"{facts['model']}, vocabulary {facts['vocab_size']:,}, sequences of at most"
+        f" {facts['max_seq_length']} tokens, batch sizes in {batch_unit(facts)} a worker{average},"
+        f" {facts.get('accumulate') or 1} micro-batch(es) a step. Each launch takes {facts['num_steps']}"
+        f" steps, of which the first {facts['warmup_steps']} are warm-up; a line of metrics every"
+        f" {facts['log_interval']} steps."
+        f" {repeats} repeats; every repeat runs all settings once, in an order drawn for it, the backends of"
+        " a setting next to each other.",
         _listing("Machine", machine),
         _listing("Versions", facts.get("versions") or {}),
         "The comparison:",
@@ -227,48 +233,15 @@ def _document(
         "One launch of each setting:",
         _code([each.command for each in results.results]),
         "## What the figures mean, and what not",
-        _meaning(facts, machine),
-    ]
-    return parts
-
-
-def _greatest_words(results: Results, facts: Mapping[str, Any]) -> str:
-    """Differences of the backends that agree, in words; "" where there are no two."""
-    words = []
-    for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
-        values = {group: each[kind] for group, each in results.greatest_difference.items()}
-        worst = max(values, key=lambda group: values[group])
-        where = f"{values[worst]:.2g} ({group_words(worst, facts)})" if values[worst] else "none"
-        words.append(f"of {kind}: {where}")
-    return f"Greatest relative difference of backends that agree, {'; '.join(words)}." if words else ""
-
-
-def _run_words(facts: Mapping[str, Any], repeats: int) -> str:
-    average = " with --use_avg_len" if facts["use_avg_len"] else ""
-    return (
-        f"{facts['model']}, vocabulary {facts['vocab_size']:,}, sequences of at most"
-        f" {facts['max_seq_length']} tokens, batch sizes in {batch_unit(facts)} a worker{average},"
-        f" {facts.get('accumulate') or 1} micro-batch(es) a step. Each launch takes {facts['num_steps']}"
-        f" steps, of which the first {facts['warmup_steps']} are warm-up; a line of metrics every"
-        f" {facts['log_interval']} steps."
-        f" {repeats} repeats; every repeat runs all settings once, in an order drawn for it, the backends of"
-        " a setting next to each other."
-    )
-
-
-def _meaning(facts: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
-    cores = f" ({machine['cores']} cores)" if machine.get("cores") else ""
-    lines = [
-        "Seconds per step are wall time of training: forward, backward, exchange, update, and waiting for"
-        " data; checkpoints and evaluation are not in them.",
-        f"They hold for this machine{cores}, this model, these batch sizes and these versions. Workers that"
+        "- Seconds per step are wall time of training: forward, backward, exchange, update, and waiting for"
+        " data; checkpoints and evaluation are not in them.\n"
+        f"- They hold for this machine{cores}, this model, these batch sizes and these versions. Workers that"
         " share a machine share its cores and memory bandwidth, also with BytePS's servers; where the"
-        " exchange goes through loopback or shared memory it says nothing about a network.",
-        "A backend that agrees with the others has computed the same for the steps that were run; that is no"
-        " proof for longer runs or more workers.",
-        "The times to finish are rates multiplied out; nobody ran them.",
+        " exchange goes through loopback or shared memory it says nothing about a network.\n"
+        "- A backend that agrees with the others has computed the same for the steps that were run; that is"
+        " no proof for longer runs or more workers.\n"
+        "- The times to finish are rates multiplied out; nobody ran them.",
     ]
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def _listing(title: str, values: Mapping[str, Any]) -> str:

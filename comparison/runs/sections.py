@@ -96,13 +96,9 @@ def pairs(results: Results, facts: Facts) -> Table | None:
         return None
     rows = []
     for each in results.pairs:
-        p = (
-            "< 0.0001"
-            if (each.adjusted or 1.0) < 1e-4
-            else f"{each.adjusted:.4f}"
-            if each.adjusted
-            else EMPTY
-        )
+        p = EMPTY if each.adjusted is None else f"{each.adjusted:.4f}"
+        if each.adjusted is not None and each.adjusted < 1e-4:
+            p = "< 0.0001"
         ratio = f"{each.ratio:.3f}" if each.repeats else EMPTY
         if each.low is not None:
             ratio += f" ({each.low:.3f} to {each.high:.3f})"

@@ -58,17 +58,17 @@ def work(layers: int = 4, **changes: object) -> Workload:
 @pytest.mark.parametrize("stages, micro_batches", [(1, 3), (2, 1), (2, 8), (3, 7), (4, 16)])
 def test_even_stages_wait_for_the_bubble(schedule: str, stages: int, micro_batches: int) -> None:
     """(p - 1) / (m + p - 1) of the time (Narayanan et al., section 2.2)."""
-    line = simulate(schedule, micro_batches, [0.3] * stages, [0.0] * (stages - 1))
-    assert max(line.ends_s) == pytest.approx((micro_batches + stages - 1) * 0.3)
-    for busy in line.busy_s:
-        assert 1 - busy / max(line.ends_s) == pytest.approx(bubble(stages, micro_batches))
+    ends_s, busy_s = simulate(schedule, micro_batches, [0.3] * stages, [0.0] * (stages - 1))
+    assert max(ends_s) == pytest.approx((micro_batches + stages - 1) * 0.3)
+    for busy in busy_s:
+        assert 1 - busy / max(ends_s) == pytest.approx(bubble(stages, micro_batches))
 
 
 def test_the_slowest_stage_sets_the_pace_and_transfers_delay() -> None:
-    line = simulate(ONE_F_ONE_B, 50, [0.1, 0.4, 0.1], [0.0, 0.0])
-    assert max(line.ends_s) == pytest.approx(50 * 0.4 + 0.1)
-    one = simulate(ONE_F_ONE_B, 1, [0.1, 0.2, 0.3], [0.01, 0.02])
-    assert max(one.ends_s) == one.ends_s[0] == pytest.approx(0.6 + 2 * 0.03)
+    ends_s, _ = simulate(ONE_F_ONE_B, 50, [0.1, 0.4, 0.1], [0.0, 0.0])
+    assert max(ends_s) == pytest.approx(50 * 0.4 + 0.1)
+    ends_s, _ = simulate(ONE_F_ONE_B, 1, [0.1, 0.2, 0.3], [0.01, 0.02])
+    assert max(ends_s) == ends_s[0] == pytest.approx(0.6 + 2 * 0.03)
 
 
 def test_one_stage_on_one_gpu_is_the_workload() -> None:

@@ -17,7 +17,7 @@ from comparison.backends import BACKENDS
 from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection.command import plan_of
-from comparison.projection.model import project, project_all
+from comparison.projection.model import project
 from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
 from comparison.projection.workload import read_measured
@@ -75,7 +75,7 @@ def validated():
 
 def figure_of(*words: str):
     made = plan(*words)
-    found = project_all(made.workload, made.strategies, made.cluster, made.gpus)
+    found = made.projections()
     return projection_figure(made, found, validated()), found
 
 
