@@ -78,18 +78,27 @@ class Others:
     """Load of the rest of the machine during a measurement."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic()
+        self._begun, self._own = time.monotonic(), _own_seconds()
         self._busy, self._stolen = _busy_and_stolen()
 
-    def shares(self, own_seconds: float) -> dict[str, float]:
+    def own_seconds(self) -> float:
+        """CPU time since the beginning of this process, and of its children that have ended and were waited
+        for."""
+        return _own_seconds() - self._own
+
+    def shares(self) -> dict[str, float]:
         """Shares of all cores' time since the beginning: "others" is what neither this program nor idling
-        took, `own_seconds` of CPU time being this program's; "stolen" what the host gave to other guests."""
+        took, "stolen" what the host gave to other guests."""
         busy, stolen = _busy_and_stolen()
         total = (time.monotonic() - self._begun) * (os.cpu_count() or 1)
         return {
-            "others": max(0.0, busy - self._busy - own_seconds) / total,
+            "others": max(0.0, busy - self._busy - self.own_seconds()) / total,
             "stolen": max(0.0, stolen - self._stolen) / total,
         }
+
+
+def _own_seconds() -> float:
+    return sum(os.times()[:4])
 
 
 def _busy_and_stolen() -> tuple[float, float]:

@@ -1,5 +1,5 @@
-"""Memory that processes can still take here: the machine's, and what the control groups leave of it. Linux;
-standard library only."""
+"""Memory that processes can still take here, the machine's and what the control groups leave of it, and what
+a process has taken. Linux; standard library only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from base.control_groups import MOUNT, PROC, read_text, tightest
 
+RESIDENT, ADDRESS_SPACE = "VmHWM", "VmPeak"  # sizes of a process, by their names in /proc
 _UNLIMITED = 1 << 60  # version 1 writes no limit as a number close to 2^63
 
 
@@ -30,6 +31,16 @@ def available_memory(proc: Path = PROC, cgroup: Path = MOUNT) -> Available:
 def available_bytes() -> int:
     """The bytes of `available_memory`."""
     return available_memory().bytes
+
+
+def peak_of(process: int | str = "self", field: str = RESIDENT) -> int:
+    """The greatest size of a process so far, in bytes; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    sizes = [line.split()[1] for line in status.splitlines() if line.startswith(f"{field}:")]
+    return 1024 * int(sizes[0]) if sizes else 0  # a zombie has none
 
 
 def _meminfo(path: Path) -> int:

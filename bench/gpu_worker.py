@@ -22,9 +22,9 @@ import mxnet as mx
 import numpy as np
 
 from base.errors import is_out_of_memory
+from base.memory import peak_of
 from bench.ours import Kind, pretraining_step
 from bench.work import VOCABULARY
-from bench.workers import peak_bytes
 from bert.configuration import named_config
 from data.pretraining.batches import dummy_batch
 from lamb_paper import default_max_predictions
@@ -78,19 +78,15 @@ def speed(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - begun)
     median = float(np.median(seconds[2:]))
+    taken = peak_of()  # on a CPU the most that this process has held
+    if device.device_type == "gpu":
+        free, total = mx.context.gpu_memory_info(device.device_id)
+        taken = int(total - free)
     return {
         "step_s": median,
         "sequences_per_s": sizes.rows * sizes.accumulate / median,
-        "bytes": memory(device),
+        "bytes": taken,
     }
-
-
-def memory(device: mx.Context) -> int:
-    """Bytes taken on the device; on a CPU the most that this process has held."""
-    if device.device_type != "gpu":
-        return peak_bytes()
-    free, total = mx.context.gpu_memory_info(device.device_id)
-    return int(total - free)
 
 
 def beyond(device: mx.Context) -> dict[str, Any]:

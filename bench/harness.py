@@ -65,12 +65,12 @@ def note(text: str) -> None:
 
 def end_at(*numbers: int) -> None:
     """Has these signals end this process by SystemExit, and with it all that its `with` blocks hold."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
     for number in numbers:
-        signal.signal(number, _leave)
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+        signal.signal(number, leave)
 
 
 def with_progress(items: Sequence[T]) -> Iterator[T]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -20,10 +19,11 @@ import sys
 from pathlib import Path
 
 from base.launchers import launched_rank
+from base.memory import ADDRESS_SPACE, RESIDENT, peak_of
 from base.processes import end_with_parent
 
 POLL = 0.02  # seconds
-_FIELDS = {"resident": "VmHWM", "address_space": "VmPeak"}
+_FIELDS = {"resident": RESIDENT, "address_space": ADDRESS_SPACE}
 
 
 def main() -> int:
@@ -40,24 +40,14 @@ def main() -> int:
         signal.signal(number, lambda each, frame: child.send_signal(each))
     peak = dict.fromkeys(_FIELDS, 0)
     while True:
-        for name, size in peaks(child.pid).items():
-            peak[name] = max(peak[name], size)
+        for name, field in _FIELDS.items():
+            peak[name] = max(peak[name], peak_of(child.pid, field))
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(POLL)
             break
     rank = launched_rank(os.environ)
     (folder / f"{rank}.json").write_text(json.dumps({**peak, "code": code}), encoding="utf-8")
     return code if code >= 0 else 128 - code
-
-
-def peaks(process: int) -> dict[str, int]:
-    """The greatest sizes of a process so far, in bytes; empty when it has ended."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return {}
-    found = {name: re.search(rf"^{field}:\s+(\d+) kB", status, re.M) for name, field in _FIELDS.items()}
-    return {name: 1024 * int(match[1]) for name, match in found.items() if match}
 
 
 if __name__ == "__main__":

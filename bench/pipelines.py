@@ -19,6 +19,7 @@ above what the larger stage needs by a third of what one process needs more.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import statistics
 import sys
@@ -30,9 +31,10 @@ from base import machine
 from base.command_line import at_least, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.tables import Row, Table, terminal
-from bench import launches
 from bench.harness import end_at, finish, measurement, ratios, settle, spread, with_progress
 from bench.launches import ROOT, step_seconds
+from bench.launches import command as launch_command
+from bench.launches import launch as run_command
 from bench.work import VOCABULARY
 from bert.configuration import named_config
 from bert.memory import FUSED, Batch
@@ -105,25 +107,20 @@ def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str
     if launch.stages > 1:
         words += ["--pipeline_stages", str(launch.stages), "--pipeline_schedule", launch.schedule]
     measured = [sys.executable, "-m", "bench.measured_rank", folder, str(limit)]
-    return launches.command(launch.ranks, words, measured)
+    return launch_command(launch.ranks, words, measured)
 
 
-def run(launch: Launch, work: Work, limit: int = 0) -> Outcome:
-    """Runs it; a failure is an outcome too."""
+def run(launch: Launch, work: Work, limit: int | None = None) -> Outcome:
+    """Runs it. With a `limit` a failure is an outcome too; else it is SystemExit with its last lines."""
     with tempfile.TemporaryDirectory() as folder:
-        words = command(launch, work, folder, limit)
-        code, text = launches.launch(words, TIME_LIMIT, {"OMP_NUM_THREADS": "1"})
+        words = command(launch, work, folder, limit or 0)
+        code, text = run_command(words, TIME_LIMIT, {"OMP_NUM_THREADS": "1"})
         files = sorted(Path(folder).glob("[0-9]*.json"), key=lambda path: path.stem)
         memory = [json.loads(path.read_text("utf-8")) for path in files if path.stem.isdigit()]
         memory = [each for each in memory if "resident" in each]
+        if code and limit is None:
+            raise SystemExit(f"{launch} failed:\n{text[-2000:]}")
         return Outcome(None if code else step_seconds(Path(folder) / "metrics.jsonl"), memory, text)
-
-
-def finished(outcome: Outcome, launch: Launch) -> float:
-    """Its seconds of a step; SystemExit with its last lines where it failed."""
-    if outcome.step_s is None:
-        raise SystemExit(f"{launch} failed:\n{outcome.text[-2000:]}")
-    return outcome.step_s
 
 
 def beside(launch: Launch) -> Launch:
@@ -141,7 +138,7 @@ def measure_speed(
     rounds: list[dict[Launch, float]] = [{} for _ in range(repeats)]
     todo = [(number, launch) for number in range(repeats) for launch in every]
     for number, launch in with_progress(todo):
-        rounds[number][launch] = finished(run(launch, work), launch) / launch.micro_batches
+        rounds[number][launch] = (run(launch, work).step_s or math.nan) / launch.micro_batches
     found = []
     for launch in pipelines:
         named = [{"pipeline": one[launch], "ranks": one[beside(launch)]} for one in rounds]
@@ -184,9 +181,7 @@ def measure_memory(work: Work, stages: int, micro_batches: Sequence[int]) -> lis
     schedules = (ONE_F_ONE_B, GPIPE)
     every = [Launch(stages, stages, count, schedule) for schedule in schedules for count in micro_batches]
     for launch in with_progress(every):
-        outcome = run(launch, work)
-        finished(outcome, launch)
-        resident = [rank["resident"] for rank in outcome.ranks]
+        resident = [rank["resident"] for rank in run(launch, work).ranks]
         found.append({"schedule": launch.schedule, "micro_batches": launch.accumulate, "resident": resident})
     return found
 
@@ -212,21 +207,17 @@ def measure_limit(work: Work) -> dict[str, Any]:
     Raises:
         InputError: a model of which a stage takes as much as one process.
     """
-    whole, staged = Launch(1, 1, 2), Launch(2, 2, 2)
-    sizes = {}
-    for name, launch in (("one process", whole), ("two stages", staged)):
-        outcome = run(launch, work)
-        finished(outcome, launch)
-        sizes[name] = [rank["address_space"] for rank in outcome.ranks]
+    launches = {"one process": Launch(1, 1, 2), "two stages": Launch(2, 2, 2)}
+    sizes = {
+        name: [rank["address_space"] for rank in run(launch, work).ranks] for name, launch in launches.items()
+    }
     if max(sizes["one process"]) < 1.05 * max(sizes["two stages"]):
         raise InputError(
             f"--large_model {work.model}: a stage takes about as much address space as one process; name a "
             "model of more layers"
         )
     limit = (max(sizes["one process"]) + 2 * max(sizes["two stages"])) // 3
-    under = {
-        name: run(launch, work, limit) for name, launch in (("one process", whole), ("two stages", staged))
-    }
+    under = {name: run(launch, work, limit) for name, launch in launches.items()}
     lines = {name: _reason(each.text) for name, each in under.items()}
     steps = {name: each.step_s for name, each in under.items()}
     return {"address_space": sizes, "limit": limit, "step_s": steps, "reason": lines}

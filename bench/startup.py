@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             for _ in range(options.repeats)
         ]
-    here, load = machine.describe(ROOT), others.shares(sum(os.times()[:4]))
+    here, load = machine.describe(ROOT), others.shares()
     print(f"{machine.line(here)}\n\n{terminal(table(repeats, options.ranks))}\n")
     print(f"other programs took {load['others']:.1%} of the machine, its host {load['stolen']:.1%}")
     finish(options, {"machine": {**here, **load}, "ranks": options.ranks, "seconds": repeats})

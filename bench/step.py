@@ -28,7 +28,6 @@ import argparse
 import itertools
 import math
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -82,14 +81,6 @@ DEFAULTS = {"large": (OURS, "torch", "gluonnlp", PRODUCTS)}
 DEFAULT = (OURS, "ours_mxnet", "torch", "torch_masked", "gluonnlp", PRODUCTS)
 
 
-class Plan(NamedTuple):
-    """`sessions`: contestants whose workers live at the same time. `repeats`: how often all sessions are run;
-    more than 1 where every contestant is alone, so that a slow minute does not meet only one of them."""
-
-    sessions: list[list[str]]
-    repeats: int
-
-
 class Session(NamedTuple):
     """Workers that lived at the same time, and in every round the seconds of a step, by contestant.
 
@@ -111,24 +102,18 @@ def command(key: str, work: Work, torch_python: str | None) -> list[str]:
     return [str(python), "-m", contestant.module, key, *work.words]
 
 
-def memory_estimate(work: Work) -> float:
-    """Bytes that a contestant's process is likely to need at most, to decide how many fit at a time.
-
-    Weights, gradients and two moments; libraries; MXNet's activations in 32 bits, with scores of the
-    vocabulary for all tokens, as Hugging Face has them.
-    """
-    batch = memory.Batch(work.batch.sequences, work.length, work.length)
-    activations = memory.activation_bytes(work.config, VOCABULARY, batch, memory.MXNET, memory.FLOAT32)
-    return 1.2 * (16 * memory.parameter_count(work.config, VOCABULARY) + LIBRARIES) + activations
-
-
-def plan_sessions(keys: Sequence[str], work: Work, available: float) -> Plan:
-    """As few sessions as the memory allows. Each has ours, if it takes part: ratios are taken within one.
+def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[list[str]]:
+    """Contestants whose workers live at the same time: as few sessions as the memory allows. Each has ours,
+    if it takes part: ratios are taken within one. Where no two fit, everybody is alone.
 
     Raises:
         ValueError: not even one worker fits.
     """
-    most = memory_estimate(work)
+    # What a process is likely to need at most: weights, gradients and two moments; libraries; MXNet's
+    # activations in 32 bits, with scores of the vocabulary for all tokens, as Hugging Face has them.
+    batch = memory.Batch(work.batch.sequences, work.length, work.length)
+    activations = memory.activation_bytes(work.config, VOCABULARY, batch, memory.MXNET, memory.FLOAT32)
+    most = 1.2 * (16 * memory.parameter_count(work.config, VOCABULARY) + LIBRARIES) + activations
     needs = {key: most * (1.0 if CONTESTANTS[key].trains else 0.5) for key in keys}
     if max(needs.values()) > available:
         raise ValueError(
@@ -145,9 +130,9 @@ def plan_sessions(keys: Sequence[str], work: Work, available: float) -> Plan:
                 waiting.remove(key)
                 left -= needs[key]
         if len(session) == 1:
-            return Plan([[key] for key in keys], 2)
+            return [[key] for key in keys]
         sessions.append(session)
-    return Plan(sessions or [[base]], 1)
+    return sessions or [[base]]
 
 
 def run_session(
@@ -190,29 +175,34 @@ def measure(
     if memory.parameter_count(work.config, VOCABULARY) > LARGE:
         rounds, warm_ups = math.ceil(rounds / 2), 1
     plan = plan_sessions(keys, work, available_bytes())
-    note(f"{work}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
-    others, own = machine.Others(), _own_cpu_seconds()
+    note(f"{work}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan))
+    # Everybody alone, all twice: a slow minute then does not meet only one of them, and the first step of one
+    # is set against the others' first.
+    alone = len(plan) > 1 and all(len(chosen) == 1 for chosen in plan)
+    repeats = 2 if alone else 1
+    others = machine.Others()
     sessions: list[Session] = []
     merged: list[dict[str, float]] = []
-    for _ in range(plan.repeats):
-        in_repeat: list[list[dict[str, float]]] = []
-        for chosen in plan.sessions:
-            session = run_session(work, chosen, math.ceil(rounds / plan.repeats), warm_ups, torch_python)
-            sessions.append(session)
-            in_repeat.append(session.rounds)
-        if plan.repeats > 1:  # each alone: its first step is set against the others' first
-            merged += [{key: s for each in row for key, s in each.items()} for row in zip(*in_repeat)]
+    for _ in range(repeats):
+        made = [
+            run_session(work, chosen, math.ceil(rounds / repeats), warm_ups, torch_python) for chosen in plan
+        ]
+        sessions += made
+        if alone:
+            merged += [
+                {k: s for each in row for k, s in each.items()} for row in zip(*(s.rounds for s in made))
+            ]
         else:
-            merged += [row for each in in_repeat for row in each]
+            merged += [row for session in made for row in session.rounds]
     # Children count when they have ended and been waited for, which all of them have.
-    shares = others.shares(_own_cpu_seconds() - own)
+    shares = others.shares()
     facts = {key: value for session in sessions for key, value in session.workers.facts.items()}
     peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
     result = {
         **work._asdict(),
         "work": str(work),
         "rounds": rounds,
-        "together": plan.sessions if plan.repeats == 1 else None,
+        "together": None if alone else plan,
         "peak_gflops": peak,
         "idle": sum(s.idle_cpu for s in sessions) / max(1e-9, sum(s.idle_wall for s in sessions)),
         **shares,
@@ -290,11 +280,6 @@ def table(result: Mapping[str, Any]) -> Table:
         said = why.splitlines()
         notes.append(f"{CONTESTANTS[key].title}: " + " ".join(dict.fromkeys([said[0], said[-1]])))
     return Table(result["work"], HEAD, rows, notes=notes)
-
-
-def _own_cpu_seconds() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

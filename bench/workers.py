@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
+from base.memory import peak_of
 from base.processes import kill_group
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +81,7 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
     answer({"ready": facts})
     for line in sys.stdin:
         if line.strip() == "end":
-            answer({"peak_bytes": peak_bytes()})
+            answer({"peak_bytes": peak_of()})
             return
         take_step = steps if callable(steps) else steps[line.split()[1]]
         begun = time.perf_counter()
@@ -91,13 +92,6 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
 
 def no_loss() -> None:
     """The ReadLoss of a step that has none."""
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held so far (VmHWM)."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        line = next(line for line in file if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def best_gflops(multiply: Callable[[], object], gflop: float, seconds: float = 1.5) -> float:

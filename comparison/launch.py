@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from base.errors import NO_MEMORY
 from base.machine import Others
+from base.memory import peak_of
 
 SUPERVISE = Path(__file__).resolve().parents[1] / "hosts" / "supervise.py"
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -80,7 +80,7 @@ def launch(
     marker = uuid.uuid4().hex
     # Its few lines in the log begin with this.
     words = [sys.executable, "-I", "-S", str(SUPERVISE), "--token", "supervised:", "--grace", str(GRACE)]
-    killed_before, cpu_before, others = oom_kills(), _cpu_seconds(), Others()
+    killed_before, others = oom_kills(), Others()
     begun, start = time.time(), time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -101,7 +101,6 @@ def launch(
                 timed_out = True
     finally:
         _end(process, marker)
-    cpu_s = _cpu_seconds() - cpu_before
     return Launched(
         returncode=TIMED_OUT if timed_out else process.returncode,
         seconds=time.monotonic() - start,
@@ -109,8 +108,8 @@ def launch(
         peak_bytes=memory.peak_bytes,
         begun=begun,
         oom_kills=oom_kills() - killed_before,
-        cpu_s=round(cpu_s, 3),
-        others=round(others.shares(cpu_s)["others"], 4),
+        cpu_s=round(others.own_seconds(), 3),
+        others=round(others.shares()["others"], 4),
     )
 
 
@@ -122,12 +121,6 @@ def oom_kills() -> int:
             if name == "oom_kill":
                 return int(value)
     return 0
-
-
-def _cpu_seconds() -> float:
-    """CPU time of this process, and of all that have ended and were waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _end(process: subprocess.Popen[bytes], marker: str) -> None:
@@ -153,9 +146,8 @@ def _end(process: subprocess.Popen[bytes], marker: str) -> None:
 
 MARKER = "COMPARISON_LAUNCH"  # in the environment of every process of a launch
 WORKER, SERVER, SCHEDULER = "worker", "server", "scheduler"
-INTERVAL = (
-    0.2  # seconds; a peak is the kernel's own, so that only the last moments of a process can be missed
-)
+# Seconds; a peak is the kernel's own, so that only the last moments of a process can be missed.
+INTERVAL = 0.2
 
 
 class PeakMemory:
@@ -232,18 +224,6 @@ def marked(marker: str) -> list[int]:
     return [pid for pid in _processes() if wanted in (_read(pid, "environ") or ()) and not _is_dead(pid)]
 
 
-def peak_of(pid: int) -> int:
-    """The greatest resident memory of a process in bytes (VmHWM); 0 when it has ended."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
-
-
 def _processes() -> Iterator[int]:
     own = os.getpid()
     return (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own)
@@ -314,8 +294,10 @@ def telling_line(log: str) -> Line | None:
             if named:
                 origin, message = f"rank {named.group(1)}", named.group(2)
             if message == _TRACEBACK:
+                # The exception's own line. MXNet's contain a traceback of C++ calls.
                 own = [each.text for each in lines[index + 1 :] if each.origin == lines[index].origin]
-                message = _end_of_traceback(own)
+                ends = (each for each in own if not each.startswith(" ") and not each.endswith(_TRACEBACK))
+                message = next(ends, "an exception")
             return Line(origin, message)
     for pattern in (_LAUNCHER, _ERROR):
         matching = [line for line in lines if pattern.match(line.text)]
@@ -336,11 +318,3 @@ def _lines(log: str) -> list[Line]:
         if text.strip() and not text.startswith("supervised: "):  # of hosts/supervise.py
             lines.append(Line(origin, text.rstrip()))
     return lines
-
-
-def _end_of_traceback(lines: list[str]) -> str:
-    """The exception's own line. MXNet's contain a traceback of C++ calls."""
-    for text in lines:
-        if not text.startswith(" ") and not text.endswith(_TRACEBACK):
-            return text
-    return "an exception"

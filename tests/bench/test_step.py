@@ -12,7 +12,7 @@ import pytest
 from base import machine
 from base.tables import terminal
 from bench.harness import in_turns, ratios, spread
-from bench.step import CONTESTANTS, OURS, PRODUCTS, command, memory_estimate, plan_sessions, summarize, table
+from bench.step import CONTESTANTS, OURS, PRODUCTS, command, plan_sessions, summarize, table
 from bench.work import BATCHES, Product, Work, gflop, products
 from bench.workers import Contestants, Unsupported, Worker, WorkerError, find_torch_python
 from bert.flops import BACKWARD, forward_flops, size_of
@@ -60,31 +60,30 @@ def test_gflop_is_what_the_profile_counts():
 
 # who runs together
 
+NEED = 10_852_351_718  # bytes of a contestant with BERT-large
+
 
 def test_all_run_together_where_memory_allows():
     keys = list(CONTESTANTS)
-    assert plan_sessions(keys, BASE, 1e12).sessions == [keys]
+    assert plan_sessions(keys, BASE, 1e12) == [keys]
 
 
 def test_where_only_some_fit_each_meets_ours():
-    need = memory_estimate(LARGE)
-    plan = plan_sessions([OURS, "torch", "gluonnlp", PRODUCTS], LARGE, 2.6 * need)
-    assert plan.repeats == 1
-    assert plan.sessions == [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]
+    plan = plan_sessions([OURS, "torch", "gluonnlp", PRODUCTS], LARGE, 2.6 * NEED)
+    assert plan == [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]
 
 
 def test_where_no_two_fit_they_take_turns():
-    plan = plan_sessions([OURS, "torch"], LARGE, 1.2 * memory_estimate(LARGE))
-    assert plan == ([[OURS], ["torch"]], 2)
+    assert plan_sessions([OURS, "torch"], LARGE, 1.2 * NEED) == [[OURS], ["torch"]]
 
 
 def test_what_does_not_fit_is_rejected():
     with pytest.raises(ValueError, match="GiB"):
-        plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE))
+        plan_sessions([OURS, "torch"], LARGE, 0.99 * NEED)
 
 
 def test_one_contestant_alone():
-    assert plan_sessions(["torch"], BASE, 1e12) == ([["torch"]], 1)
+    assert plan_sessions(["torch"], BASE, 1e12) == [["torch"]]
 
 
 # numbers
@@ -243,13 +242,6 @@ def test_the_machine_is_described(tmp_path):
     assert found["cores"] >= 1 and found["memory_gib"] > 0.5 and found["commit"] == ""
     assert "Chip 9" in machine.line(found)
     assert not machine.describe(tmp_path, tmp_path / "none")["native_bf16"]
-
-
-def test_others_are_counted_apart_from_us():
-    others = machine.Others()
-    time.sleep(0.2)
-    shares = others.shares(own_seconds=1e6)
-    assert shares["others"] == 0 and 0 <= shares["stolen"] < 1
 
 
 # the whole
