@@ -51,7 +51,7 @@ from bench.finetune_work import (
     WITHOUT_PADDING,
     Settings,
     logits_name,
-    read_logits,
+    read_batches,
     read_losses,
     training_name,
     write_settings,
@@ -115,7 +115,12 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     if weights is None or not options.train_file:
         paths, vocab_path = default_text(os.path.join(folder, "text"))
         if not options.train_file:
-            files = write_clozes(folder, list(documents(paths)), options.questions)
+            # Of the questions to train on so many, half as many to evaluate on.
+            files = os.path.join(folder, "train.json"), os.path.join(folder, "dev.json")
+            halves = split_documents(list(documents(paths)), 0.3, 0)
+            for path, name, part, share in zip(files, ("train", "dev"), halves, (1, 2)):
+                with open(path, "w", encoding="utf-8") as handle:
+                    json.dump(make_questions(part, options.questions // share, LIKE_SQUAD, name), handle)
         if weights is None:
             weights = random_weights(options.model, list(load_vocab(vocab_path).tokens))
     if weights.vocabulary is None:
@@ -137,18 +142,6 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     return Work(folder, settings, asked, windows, tokens, sizes)
 
 
-def write_clozes(folder: str, texts: Sequence[Sequence[str]], questions: int) -> tuple[str, str]:
-    """Files of questions about documents: so many to train on, half as many to evaluate on."""
-    paths = []
-    for name, part, most in zip(
-        ("train", "dev"), split_documents(texts, 0.3, 0), (questions, questions // 2)
-    ):
-        paths.append(os.path.join(folder, f"{name}.json"))
-        with open(paths[-1], "w", encoding="utf-8") as handle:
-            json.dump(make_questions(part, most, LIKE_SQUAD, name), handle)
-    return paths[0], paths[1]
-
-
 def random_weights(model: str, vocabulary: Sequence[str]) -> Weights:
     """A BERT of normally distributed weights, with its pooler. Raises InputError for an unknown model."""
     config = named_config(model)
@@ -163,22 +156,6 @@ def random_weights(model: str, vocabulary: Sequence[str]) -> Weights:
             array = np.full(shape, float(name.endswith("gamma")), np.float32)
         tensors[name] = Tensor(shape, array.dtype, lambda array=array: array)  # type: ignore[misc]
     return Weights("random numbers", "huggingface", tensors, config, vocabulary, cased=False)
-
-
-def start(contestants: Contestants, work: Work, dtype: str, torch_python: str | None) -> None:
-    """Starts the workers of a dtype; the peer's where there is an interpreter for it."""
-    for key, module in MODULES.items():
-        python = sys.executable if key == OURS else torch_python
-        if python is not None:
-            words = [python, "-m", module, work.folder, dtype]
-            contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
-
-
-def measure_losses(work: Work, contestants: Contestants) -> dict[str, list[float]]:
-    """Losses of the first steps, by contestant."""
-    return {
-        key: read_losses(work.folder, key) for key in contestants.keys if contestants.step(key, LIMIT, LOSSES)
-    }
 
 
 def losses_line(losses: Mapping[str, Sequence[float]]) -> str:
@@ -196,12 +173,22 @@ def losses_line(losses: Mapping[str, Sequence[float]]) -> str:
 def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, dict[int, float]]]:
     """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
     found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
+    version_2 = work.asked.version_2
     for seed in work.settings.seeds:
         for key in in_turns(contestants.keys, seed):
             taken = contestants.step(key, LIMIT, training_name(seed))
             if taken is None:
                 continue
-            scores = scores_of(work, logits_name(key, seed))
+            # Exact match and F1 of the logits that the contestant has written.
+            logits = Logits(work.windows)
+            for each in read_batches(work.folder, logits_name(key, seed)):
+                logits.put(each["examples"], each["logits"][:, 0], each["logits"][:, 1])
+            answers = answer(work.asked, work.windows, logits, AnswerSettings(version_2=version_2))
+            if version_2:
+                scores = score_v2(work.asked, answers.predictions(0.0), answers.odds())
+                scores["exact_match"] = scores["exact"]
+            else:
+                scores = score_v1(work.asked, answers.predictions())
             for name in SCORES:
                 found[name].setdefault(key, {})[seed] = scores[name]
             note(
@@ -211,20 +198,6 @@ def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, 
     return found
 
 
-def scores_of(work: Work, name: str) -> dict[str, float]:
-    """Exact match and F1 of the logits that a contestant has written."""
-    logits = Logits(work.windows)
-    for examples, both in read_logits(work.folder, name):
-        logits.put(examples, both[:, 0], both[:, 1])
-    version_2 = work.asked.version_2
-    answers = answer(work.asked, work.windows, logits, AnswerSettings(version_2=version_2))
-    if version_2:
-        found = score_v2(work.asked, answers.predictions(0.0), answers.odds())
-        return {"f1": found["f1"], "exact_match": found["exact"]}
-    scores = score_v1(work.asked, answers.predictions())
-    return {name: scores[name] for name in SCORES}
-
-
 def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of each case, by contestant, in every round; the peer's cases with short padding are
     contestants of their own."""
@@ -232,12 +205,11 @@ def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[
     for name in CASES:
         for number in range(-WARM_UPS, rounds):
             taken = {}
-            entries = [
-                (key, suffix)
-                for key in contestants.keys
-                for suffix in ("", SHORT)
-                if not suffix or (key != OURS and name not in WITHOUT_PADDING)
-            ]
+            entries = [(key, "") for key in contestants.keys]
+            if name not in WITHOUT_PADDING:
+                entries = [
+                    (k, each) for k in contestants.keys for each in (("",) if k == OURS else ("", SHORT))
+                ]
             for key, suffix in in_turns(entries, number):
                 answered = contestants.step(key, LIMIT, name + suffix)
                 if answered is not None:
@@ -357,9 +329,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
             with Contestants(TITLES) as contestants:
-                start(contestants, work, dtype, options.torch_python)
+                for key, python in ((OURS, sys.executable), (TORCH, options.torch_python)):
+                    if python is not None:
+                        words = [python, "-m", MODULES[key], work.folder, dtype]
+                        contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
                 if dtype == (options.score_dtype or dtypes[0]):
-                    losses = measure_losses(work, contestants)
+                    losses = {
+                        key: read_losses(folder, key)
+                        for key in contestants.keys
+                        if contestants.step(key, LIMIT, LOSSES)
+                    }
                     print(losses_line(losses), end="", flush=True)
                     scores = measure_scores(work, contestants)
                     print(f"{dtype}\n{scores_table(scores)}\n", flush=True)

@@ -60,7 +60,7 @@ def read_split(train_file: str, dev_file: str | None, version_2: bool) -> tuple[
 def write_evaluation(folder: str, windows: Windows) -> None:
     """Writes the batches of windows to evaluate on."""
     order = EvaluationOrder(windows.lengths, EVALUATED, 0, 1, grouping=_GROUPING)
-    write_batches(folder, EVALUATION, [collate(windows, *rows) for rows in order.batches()])
+    write_batches(folder, EVALUATION, [collate(windows, *rows)._asdict() for rows in order.batches()])
 
 
 def write_trainings(folder: str, windows: Windows, seeds: Sequence[int], epochs: float) -> int:
@@ -69,7 +69,7 @@ def write_trainings(folder: str, windows: Windows, seeds: Sequence[int], epochs:
     for seed in seeds:
         order = _order(windows, seed)
         batches = [collate(windows, *order.micro_batches(step)[0]) for step in range(num_steps)]
-        write_batches(folder, training_name(seed), batches)
+        write_batches(folder, training_name(seed), [each._asdict() for each in batches])
     return num_steps
 
 
@@ -88,7 +88,7 @@ def write_cases(
         PAIRS: _pairs(train, tokenizer, generator),
     }
     for name, batches in cases.items():
-        write_batches(folder, name, batches)
+        write_batches(folder, name, [each._asdict() for each in batches])
     return {name: sum(int(each.valid_lengths.sum()) for each in batches) for name, batches in cases.items()}
 
 

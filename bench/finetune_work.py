@@ -17,7 +17,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -88,12 +88,9 @@ def read_settings(folder: str) -> Settings:
         return Settings(**json.load(file))
 
 
-def write_batches(folder: str, name: str, batches: Sequence[Any]) -> None:
-    """Writes named tuples of arrays, whatever kind of batch they are."""
-    arrays = {
-        f"{number}/{field}": array
-        for number, batch in enumerate(batches)
-        for field, array in batch._asdict().items()
+def write_batches(folder: str, name: str, batches: Sequence[Arrays]) -> None:
+    arrays: dict[str, Any] = {
+        f"{number}/{field}": array for number, batch in enumerate(batches) for field, array in batch.items()
     }
     np.savez(os.path.join(folder, f"{name}.npz"), **arrays)
 
@@ -121,20 +118,6 @@ def training_name(seed: int) -> str:
 
 def logits_name(contestant: str, seed: int) -> str:
     return f"logits_{contestant}_{seed}"
-
-
-def write_logits(folder: str, name: str, batches: Sequence[Arrays], logits: Sequence[np.ndarray]) -> None:
-    """Writes of each batch the examples' numbers (B,), and logits (B, 2, L) of starts and ends."""
-    arrays: dict[str, Any] = {}
-    for number, (batch, both) in enumerate(zip(batches, logits)):
-        arrays[f"{number}/examples"], arrays[f"{number}/logits"] = batch["examples"], both
-    np.savez(os.path.join(folder, f"{name}.npz"), **arrays)
-
-
-def read_logits(folder: str, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields what `write_logits` has written."""
-    for each in read_batches(folder, name):
-        yield each["examples"], each["logits"]
 
 
 def read_losses(folder: str, contestant: str) -> list[float]:
@@ -190,10 +173,11 @@ def serve_learners(folder: str, key: str, make: Callable[[str, Settings], Learne
         loss = answers.train(answers.batches(stored), settings.rates(len(stored)))
 
         def evaluate() -> float | None:
+            """Writes of each batch the examples' numbers (B,), and logits (B, 2, L) of starts and ends."""
             evaluation = read_batches(folder, EVALUATION)
-            write_logits(
-                folder, logits_name(key, seed), evaluation, answers.logits(answers.batches(evaluation))
-            )
+            logits = answers.logits(answers.batches(evaluation))
+            written = [{"examples": e["examples"], "logits": both} for e, both in zip(evaluation, logits)]
+            write_batches(folder, logits_name(key, seed), written)
             return loss()
 
         return evaluate

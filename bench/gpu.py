@@ -38,7 +38,6 @@ from bench.workers import ROOT
 from training.entry import exit_code
 
 TIME_LIMIT = 1800.0  # seconds for one process or launch
-PARTS = ("precision", "speed", "memory", "backends", "contract", "equality")
 BACKENDS = {"hvd": "horovod", "byteps": "byteps"}  # a name here and in the tests' workers
 USUAL = {"models": ["bert_12_768_12", "bert_24_1024_16"], "rows": 32, "length": 128, "steps": 20}
 QUICK = {"models": ["bert_1_32_2"], "rows": 2, "length": 16, "steps": 8}
@@ -252,7 +251,10 @@ def equality(work: Work) -> list[Result]:
             folder = Path(scratch)
             worker = str(ROOT / "tests/comm/equality_worker.py")
             launch(work, backend, [worker, name, scratch, str(work.ranks)], folder)
-            ends = [read_arrays(folder / f"{rank}.accumulate-1.parameters.npz") for rank in range(work.ranks)]
+            ends = []
+            for rank in range(work.ranks):
+                with np.load(folder / f"{rank}.accumulate-1.parameters.npz", allow_pickle=False) as file:
+                    ends.append({key: file[key] for key in file.files})
         same = all(np.array_equal(ends[0][key], end[key]) for end in ends for key in ends[0])
         text = "the same bits on all ranks" if same else "ranks have drifted apart"
         results.append(Result("equality", f"{backend}, {work.ranks} ranks", text, same))
@@ -265,19 +267,8 @@ def equality(work: Work) -> list[Result]:
     return [*results, Result("equality", "hvd against byteps", f"parameters {apart:.2%} apart", passed)]
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file."""
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
-
-
 CHECKS: Mapping[str, Callable[[Work], list[Result]]] = {
-    "precision": precision,
-    "speed": speed,
-    "memory": memory,
-    "backends": backends,
-    "contract": contract,
-    "equality": equality,
+    each.__name__: each for each in (precision, speed, memory, backends, contract, equality)
 }
 
 
@@ -306,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = measurement("gpu", __doc__, "bert_1_32_2, 2 sequences of 16 tokens")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="(default: gpu)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
+    parser.add_argument("--parts", nargs="+", choices=CHECKS, default=list(CHECKS), help="(default: all)")
     parser.add_argument("--models", nargs="+", metavar="bert_L_H_A", help="(default: BERT-base and -large)")
     parser.add_argument(
         "--rows", type=positive_int, metavar="N", help="sequences a micro-batch (default: 32)"

@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -157,23 +157,6 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
     return sources
 
 
-def measure(
-    sources: dict[str, Source],
-    lines: Sequence[str],
-    vocabulary: Sequence[str],
-    repeats: int,
-    num_batches: int,
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Every row's figures, `repeats` times, each repeat with all rows."""
-    tokenize = gluonnlp_tokenizer(vocabulary)
-    for repeat in range(repeats):
-        for length in PREDICTIONS:
-            yield f"GluonNLP, {length}", measure_raw_path(lines, vocabulary, tokenize, length, repeat)
-            for name, source in sources.items():
-                if name.startswith(f"ours, {length}"):
-                    yield name, measure_loader(source, num_batches, repeat)
-
-
 def summarize(figures: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
     """Rows of the table: medians, and the ratio to GluonNLP's path within a repeat."""
     rows = []
@@ -217,16 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines = list(itertools.islice(handle, scale.raw_lines))
         vocabulary = load_vocab(vocab_path).tokens
         figures: dict[str, list[dict[str, float]]] = {}
-        for name, result in measure(sources, lines, vocabulary, options.repeats, options.batches):
-            figures.setdefault(name, []).append(result)
-        waiting = {
-            f"{name}, {count} prefetching thread{'s' if count > 1 else ''}": measure_waiting(
-                source, count, scale.steps
-            )
-            for name, source in sources.items()
-            if name == "ours, 128"
-            for count in (1, 2, 8)
-        }
+        tokenize = gluonnlp_tokenizer(vocabulary)
+        for repeat, length in itertools.product(range(options.repeats), PREDICTIONS):
+            raw = measure_raw_path(lines, vocabulary, tokenize, length, repeat)
+            figures.setdefault(f"GluonNLP, {length}", []).append(raw)
+            for name, source in sources.items():
+                if name.startswith(f"ours, {length}"):
+                    figures.setdefault(name, []).append(measure_loader(source, options.batches, repeat))
+        waiting = {}
+        for count in (1, 2, 8):
+            threads = f"{count} prefetching thread{'s' if count > 1 else ''}"
+            waiting[f"ours, 128, {threads}"] = measure_waiting(sources["ours, 128"], count, scale.steps)
     rows = summarize(figures)
     print(terminal(table(rows, waiting)))
     finish(options, {"rows": rows, "repeats": figures, "waiting": waiting})

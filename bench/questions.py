@@ -69,17 +69,17 @@ def random_logits(windows: Windows, seed: int) -> Logits:
 
 def ours(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
     """Seconds of each part; null odds and F1 for comparison."""
-    clock = _Clock()
+    now = time.perf_counter
+    begun = now()
     windows = make_windows(questions, TokenizerSettings(vocab), SIZES, training=True)
     order = np.argsort(windows.lengths, kind="stable")
     for begin in range(0, len(order), BATCH):
         collate(windows, order[begin : begin + BATCH])
-    clock.end("features")
+    featured = now()
     answers = answer(questions, windows, logits, ANSWERS)
-    clock.end("answers")
+    answered = now()
     scores = score_v2(questions, answers.predictions())
-    clock.end("F1")
-    return clock.seconds, [*answers.null_odds.tolist(), scores["f1"]]
+    return _seconds(begun, featured, answered, now()), [*answers.null_odds.tolist(), scores["f1"]]
 
 
 def loop(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
@@ -89,29 +89,20 @@ def loop(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[
         (logits.start[begin:end].tolist(), logits.end[begin:end].tolist())
         for begin, end in zip(bounds, bounds[1:])
     ]
-    clock = _Clock()
+    now = time.perf_counter
+    begun = now()
     windows = list(features(questions, hugging_face(vocab, False), vocab, SIZES, training=True))
-    clock.end("features")
+    featured = now()
     entries, odds = best_answers(questions, windows, windows_logits, ANSWERS)
-    clock.end("answers")
+    answered = now()
     best = [next((entry.text for entry in each if entry.text), "") for each in entries]
     f1 = mean_f1(questions, ["" if null > 0 else text for null, text in zip(odds, best)])
-    clock.end("F1")
-    return clock.seconds, [*odds, f1]
+    return _seconds(begun, featured, answered, now()), [*odds, f1]
 
 
-class _Clock:
-    """Wall seconds of parts that follow each other."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._begun = time.perf_counter()
-
-    def end(self, part: str) -> None:
-        """The part ends here and the next one begins."""
-        now = time.perf_counter()
-        self.seconds[part] = now - self._begun
-        self._begun = now
+def _seconds(*times: float) -> dict[str, float]:
+    """Wall seconds of the parts that follow each other, from the times at which they begin and end."""
+    return {part: end - begin for part, begin, end in zip(PARTS, times, times[1:])}
 
 
 def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[str, Any]]:

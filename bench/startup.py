@@ -62,16 +62,10 @@ def first_step_after(script: Sequence[str], ranks: int) -> float:
 
 def table(repeats: Sequence[Mapping[str, float]], ranks: int) -> Table:
     """Medians, with quartiles, beside the goals."""
-    rows = [
-        Row(
-            [
-                name,
-                spread([each[name] for each in repeats]).shown(3),
-                f"{GOALS[name]:g}" if name in GOALS else "",
-            ]
-        )
-        for name in repeats[0]
-    ]
+    rows = []
+    for name in repeats[0]:
+        goal = f"{GOALS[name]:g}" if name in GOALS else ""
+        rows.append(Row([name, spread([each[name] for each in repeats]).shown(3), goal]))
     return Table(f"first step of {ranks} ranks", ("", "seconds (quartiles)", "goal"), rows)
 
 

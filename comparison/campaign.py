@@ -239,15 +239,7 @@ class Campaign(abc.ABC, Generic[W, R]):
         Raises:
             KeyboardInterrupt: after the partial report has been written.
         """
-        try:
-            self._launch_missing()
-        except KeyboardInterrupt:
-            self._report(directory, complete=False)
-            print("interrupted; the same command continues", file=sys.stderr, flush=True)
-            raise
-        return self._report(directory, complete=True)
-
-    def _launch_missing(self) -> None:
+        interrupt: KeyboardInterrupt | None = None
         progress = Printed(lines=sys.stdout)  # a bar on a terminal, lines in a log
         progress.begin("", len(self.works), "launch", len(self.made))
         try:
@@ -264,8 +256,19 @@ class Campaign(abc.ABC, Generic[W, R]):
                 words = f"about {duration(left)} left" if left else "none left"
                 progress.finish(self.title(work), said.text, words + beside(said.others), said.failed)
                 self.after(progress, work)
+        except KeyboardInterrupt as signalled:
+            interrupt = signalled
         finally:
             progress.end()
+        records = [self.made[work] for work in self.works if work in self.made]
+        report, good = self.report_of(records, complete=interrupt is None)
+        paths = report.write(directory)
+        print(report.terminal)
+        print("\n".join(map(str, paths)), flush=True)
+        if interrupt:
+            print("interrupted; the same command continues", file=sys.stderr, flush=True)
+            raise interrupt
+        return good
 
     def seconds_left(self, todo: Sequence[W]) -> float:
         """Estimate for launches to come: each is taken to last as long as its like did, or else as all."""
@@ -278,11 +281,3 @@ class Campaign(abc.ABC, Generic[W, R]):
                     total += statistics.median(seconds)
                     break
         return total
-
-    def _report(self, directory: Path, complete: bool) -> bool:
-        records = [self.made[work] for work in self.works if work in self.made]
-        report, good = self.report_of(records, complete)
-        paths = report.write(directory)
-        print(report.terminal)
-        print("\n".join(map(str, paths)), flush=True)
-        return good

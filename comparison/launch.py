@@ -220,8 +220,13 @@ def role_of(words: list[str], variables: list[str], script: str | None) -> str |
 
 def marked(marker: str) -> list[int]:
     """The living processes of a launch, without zombies."""
-    wanted = f"{MARKER}={marker}"
-    return [pid for pid in _processes() if wanted in (_read(pid, "environ") or ()) and not _is_dead(pid)]
+    found = []
+    for pid in _processes():
+        if f"{MARKER}={marker}" in (_read(pid, "environ") or ()):
+            state = "".join(_read(pid, "stat") or "").rpartition(")")[2].split()
+            if state and state[0] not in "ZX":
+                found.append(pid)
+    return found
 
 
 def _processes() -> Iterator[int]:
@@ -237,14 +242,6 @@ def _read(pid: int, name: str) -> list[str] | None:
             return file.read().decode("utf-8", "replace").split("\0")
     except OSError:
         return None
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return True
 
 
 LONGEST = 300  # characters of a quoted line

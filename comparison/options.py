@@ -312,8 +312,7 @@ def parse_options(
     options.script_args = expand_options(script_args)
     cluster = Cluster.read(options.hostfile) if options.hostfile else None
     options.gpus = count_gpus()
-    _fill_axes(options, cluster)
-    _check_axes(options, backends, cluster)
+    _settle_axes(options, backends, cluster)
     values = {
         "backends": {key: backends[key] for key in options.backends},
         "workers": tuple(options.workers),
@@ -324,11 +323,8 @@ def parse_options(
         "command": ("python", "compare.py", *arguments),
         "given": dict(vars(options)),
     }
-    return _of_messages(options, values) if options.comm_only else _of_runs(options, values)
-
-
-def _of_messages(options: argparse.Namespace, values: dict[str, Any]) -> MessagesOptions:
-    """Raises InputError for messages that cannot be sent, or a single rank."""
+    if not options.comm_only:
+        return _of_runs(options, values)
     try:
         messages = parse_messages(options.sizes, options.message_dtype)
     except ValueError as error:
@@ -372,18 +368,6 @@ def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions
     return taken(RunsOptions, options, **values, settings=tuple(settings), profiles=profiles)
 
 
-# Groups of --help.
-_GROUPS: tuple[tuple[str, str | None, type], ...] = (
-    ("axes: every combination is compared", None, Axes),
-    ("training", "all other options of the training scripts can be given after --", Trained),
-    ("measurement", None, Measurement),
-    ("result", None, Output),
-    ("instead of the comparison of training runs", None, _Mode),
-    ("communication alone (--comm_only)", None, OfMessages),
-    ("projection (--project); values in parentheses are the defaults", None, ProjectionOptions),
-)
-
-
 def _parser(description: str | None) -> argparse.ArgumentParser:
     parser = OptionParser(
         prog="compare.py",
@@ -393,10 +377,18 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for title, text, kind in _GROUPS:
-        group = parser.add_argument_group(title, text)
+    groups: tuple[tuple[str, str | None, type], ...] = (
+        ("axes: every combination is compared", None, Axes),
+        ("training", "all other options of the training scripts can be given after --", Trained),
+        ("measurement", None, Measurement),
+        ("result", None, Output),
+        ("instead of the comparison of training runs", None, _Mode),
+        ("communication alone (--comm_only)", None, OfMessages),
+        ("projection (--project); values in parentheses are the defaults", None, ProjectionOptions),
+    )
+    for title, text, kind in groups:
         table = options_in(kind)
-        add_options(group.add_argument, table, " ".join(table))
+        add_options(parser.add_argument_group(title, text).add_argument, table, " ".join(table))
     return parser
 
 
@@ -408,10 +400,12 @@ def _reject(options: argparse.Namespace, kind: type, mode: str) -> None:
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 
 
-def _fill_axes(options: argparse.Namespace, cluster: Cluster | None) -> None:
-    """Gives the axes that were left out their values on this machine."""
+def _settle_axes(
+    options: argparse.Namespace, backends: Mapping[str, Backend], cluster: Cluster | None
+) -> None:
+    """Gives the axes that were left out their values on this machine, and checks all."""
+    local = bool(options.gpus) and cluster is None
     if options.backends is None:
-        local = bool(options.gpus) and cluster is None
         options.backends = ["hvd_mpi", "hvd_gloo", BYTEPS_LOCAL if local else "byteps"]
     if options.workers is None:
         most = cluster.slots if cluster else options.gpus or 2
@@ -425,11 +419,6 @@ def _fill_axes(options: argparse.Namespace, cluster: Cluster | None) -> None:
                 "--batch_sizes: needed with --data and --dummy_data_len; for example --batch_sizes 1024 2048"
             )
         options.batch_sizes = list(EMBEDDED_BATCHES)
-
-
-def _check_axes(
-    options: argparse.Namespace, backends: Mapping[str, Backend], cluster: Cluster | None
-) -> None:
     for key in options.backends:
         if key not in backends:
             raise InputError(f"--backends {key}: choose from {', '.join(backends)}")
@@ -438,23 +427,18 @@ def _check_axes(
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"--{name}: {value} is named twice")
-    if cluster and max(options.workers) > cluster.slots:
-        raise InputError(f"--workers {max(options.workers)}: {options.hostfile} has {cluster.slots} slots")
-    if options.gpus and cluster is None:
-        _check_gpus(options, backends)
-    if options.confidence == 1:
-        raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
-    if options.model:
-        parse_model(options.model)
-
-
-def _check_gpus(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
-    """The workers on the GPUs of this machine."""
-    for key in options.backends:
-        if backends[key].launcher == BYTEPS and max(options.workers) > 1:
+    most = max(options.workers)
+    if cluster and most > cluster.slots:
+        raise InputError(f"--workers {most}: {options.hostfile} has {cluster.slots} slots")
+    for key in options.backends if local else ():
+        if backends[key].launcher == BYTEPS and most > 1:
             raise InputError(
                 f"--backends {key}: all workers of this machine would take its first GPU; use"
                 " byteps_local, one worker with a rank for each GPU"
             )
-    if max(options.workers) > options.gpus:
-        raise InputError(f"--workers {max(options.workers)}: there are {options.gpus} GPUs here")
+    if local and most > options.gpus:
+        raise InputError(f"--workers {most}: there are {options.gpus} GPUs here")
+    if options.confidence == 1:
+        raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
+    if options.model:
+        parse_model(options.model)

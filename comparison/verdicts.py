@@ -55,7 +55,7 @@ class Pair(NamedTuple):
 
 def rule(confidence: float) -> str:
     """The rule for verdicts, for readers of a report."""
-    error = _plain(1 - confidence)
+    error = f"{1 - confidence:.6g}"
     return (
         "A launch gives one value: the median over its log intervals of the seconds per step, without the"
         " warm-up. Two backends are compared by the logarithm of the ratio of their values within each"
@@ -65,7 +65,7 @@ def rule(confidence: float) -> str:
         f" a single false verdict is at most {error}, as far as the logarithms of the ratios are roughly"
         ' normal. Otherwise it says "no difference shown", which does not say that there is none. With fewer'
         f" than {FEWEST_REPEATS} repeats in common there is no verdict. The intervals of the ratios have"
-        f" {_plain(100 * confidence)}% confidence each, without that adjustment: one that leaves out 1 is no"
+        f" {100 * confidence:.6g}% confidence each, without that adjustment: one that leaves out 1 is no"
         " verdict by itself. The number of repeats has to be fixed beforehand; whoever adds repeats until a"
         " difference shows will find one."
     )
@@ -115,7 +115,3 @@ def _pair(group: Hashable, first: str, second: str, samples: Samples, confidence
     test = mean_test(logarithms, confidence)
     ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
     return Pair(group, first, second, len(common), ratio, low, high, test.p, None, NOT_SHOWN)
-
-
-def _plain(value: float) -> str:
-    return f"{value:.6g}"

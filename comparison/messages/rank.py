@@ -181,16 +181,6 @@ def measure(comm: Communicator, message: Message, seconds: float, least: int, mo
         turn += 1
 
 
-def measure_agreements(comm: Communicator) -> list[float]:
-    """Seconds of each of several agreements, as a training step has one after its exchange."""
-    times = []
-    for _ in range(AGREEMENTS):
-        begin = time.perf_counter()
-        comm.all_agree([True, True])
-        times.append(time.perf_counter() - begin)
-    return times
-
-
 def run(
     library: str, plan_path: str, directory: str, make: Callable[[str], Communicator] = make_communicator
 ) -> int:
@@ -229,7 +219,12 @@ def run(
             result = measure(comm, message, plan["seconds"], plan["least_rounds"], plan["most_rounds"])
             note(message=each["name"], **result)
             del message
-        note(agreements_s=measure_agreements(comm))
+        agreements = []  # as a training step has one after its exchange
+        for _ in range(AGREEMENTS):
+            start = time.perf_counter()
+            comm.all_agree([True, True])
+            agreements.append(time.perf_counter() - start)
+        note(agreements_s=agreements)
     comm.close()
     return 0
 

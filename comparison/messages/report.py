@@ -1,4 +1,4 @@
-"""What launches that sent messages show: figures and verdicts, and the report, messages.md, messages.json and
+"""Figures and verdicts of launches that sent messages, and the report: messages.md, messages.json, and
 messages.png, latency and bandwidth by size."""
 
 from __future__ import annotations
@@ -293,8 +293,8 @@ def report_of(
 def _sentences(
     facts: Mapping[str, Any], cells: Sequence[Cell], launches: Sequence[Mapping[str, Any]], outcome: Outcome
 ) -> list[str]:
-    """Who is wrong; at which messages a backend is faster than the reference, slower, and neither is shown;
-    peak memory; bad ends."""
+    """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
+    neither is shown, on peak memory and on bad ends."""
     titles, repeats, counts = facts["titles"], facts["repeats"], [cell.workers for cell in cells]
     sentences = [
         f"{titles[cell.backend]} with {cell.workers} ranks is wrong at {name}: {reason[len('wrong: ') :]}."

@@ -191,7 +191,15 @@ def read_measured(path: str) -> Measured:
     tokens = _median(chosen, lambda line: line.padded_tokens_per_s * line.step_s)
     if not (step_s > 0 and sequences > 0 and tokens > 0):
         raise InputError(f"--measured {path}: its steps of one worker have no time or no sequences")
-    optimizer_s = _optimizer(alone, dtype, batch, step_s)
+    # The update's share of a profiled step, of the time of a step that was not profiled; 0 without a profile.
+    optimizer_s = 0.0
+    for each in alone:
+        if each.kind == PROFILED and (each.setting.dtype, each.setting.batch_size) == (dtype, batch):
+            part = ((each.breakdown or {}).get("parts") or {}).get(OPTIMIZER) or {}
+            share = part.get("share")
+            if isinstance(share, (int, float)) and 0 <= share < 1:
+                optimizer_s = step_s * share
+                break
     step = Step(
         compute_s=(step_s - optimizer_s) / accumulate,
         optimizer_s=optimizer_s,
@@ -207,14 +215,3 @@ def read_measured(path: str) -> Measured:
 def _median(launches: Sequence[Record], value: Any) -> float:
     """Over the launches, of each launch's median."""
     return statistics.median(statistics.median(value(line) for line in each.intervals) for each in launches)
-
-
-def _optimizer(records: Sequence[Record], dtype: str, batch: int, step_s: float) -> float:
-    """Its share of a profiled step, of the time of a step that was not profiled; 0 without a profile."""
-    for each in records:
-        if each.kind == PROFILED and (each.setting.dtype, each.setting.batch_size) == (dtype, batch):
-            part = ((each.breakdown or {}).get("parts") or {}).get(OPTIMIZER) or {}
-            share = part.get("share")
-            if isinstance(share, (int, float)) and 0 <= share < 1:
-                return step_s * share
-    return 0.0

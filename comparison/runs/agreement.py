@@ -187,7 +187,7 @@ class Judgement(NamedTuple):
 
 
 def curve_of(record: Record) -> Curve:
-    """What a launch has computed, at every line of its metrics, warm-up included."""
+    """Results of a launch, at every line of its metrics, warm-up included."""
     curve: dict[int, dict[str, float | None]] = {}
     for each in (*record.warm_up, *record.intervals):
         rates = (each.tokens_per_s, each.padded_tokens_per_s, each.sequences_per_s)

@@ -36,17 +36,7 @@ if TYPE_CHECKING:
 THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
 
 
-def draw_all(results: Results, facts: Mapping[str, Any]) -> dict[str, Figure | None]:
-    """Names of the plots -> their figures, None for one for which there is nothing to show."""
-    return {
-        THROUGHPUT: _throughput(results, facts),
-        SCALING: _scaling(results, facts),
-        BREAKDOWN: breakdown_figure(results, facts),
-        LOSSES: _losses(results, facts),
-    }
-
-
-def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     if not any(each.figures for each in results.results):
         return None
     panels, workers, backends = _axes_of(results)
@@ -80,7 +70,7 @@ def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
-def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     panels, workers, backends = _axes_of(results)
     if not any(
         each.figures and each.figures.scaling and each.setting.workers > 1 for each in results.results
@@ -125,7 +115,7 @@ def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
-def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     known = [each.setting for each in results.results if each.setting in results.curves]
     groups = list(dict.fromkeys(setting.group for setting in known))
     if not groups:

@@ -44,7 +44,12 @@ def report_of(
     shares = [each.others for each in records if each.others is not None and not each.failure]
     facts = {**facts, "busy": busy_mark(shares)}
     results = gather(facts, records, planned)
-    pictures = plots.draw_all(results, facts)
+    pictures = {
+        plots.THROUGHPUT: plots.throughput(results, facts),
+        plots.SCALING: plots.scaling(results, facts),
+        plots.BREAKDOWN: plots.breakdown_figure(results, facts),
+        plots.LOSSES: plots.losses(results, facts),
+    }
     # Warnings stand before everything else.
     warnings = []
     if not complete:
@@ -122,7 +127,7 @@ def summary(results: Results, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[str, Any]) -> str:
-    """Who is faster, where, and how many times as fast."""
+    """Sentence on two backends: the faster one, where, and how many times as fast."""
     parts = []
     for winner, loser in ((first, second), (second, first)):
         won = [each for each in members if each.faster == winner]

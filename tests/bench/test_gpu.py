@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-import numpy as np
 import pytest
 
-from bench.gpu import Failed, Result, Work, check, find_ranks, read_arrays, report, started, without_code
+from bench.gpu import Failed, Result, Work, check, report, started, without_code
 from tests.processes import ROOT, run_command
 
 WORK = Work("cpu", 2, ["bert_1_32_2"], 2, 16, 8)
@@ -57,9 +56,3 @@ def test_a_part_that_breaks_off_has_not_passed():
 def test_a_command_that_fails_is_quoted_by_its_last_line():
     with pytest.raises(Failed, match="exit code 3: the reason"):
         started([sys.executable, "-c", "import sys; print('the reason'); sys.exit(3)"], {})
-
-
-def test_ranks_and_arrays(tmp_path):
-    assert find_ranks("cpu") == 2
-    np.savez(tmp_path / "a.npz", x=np.arange(3))
-    assert read_arrays(tmp_path / "a.npz")["x"].tolist() == [0, 1, 2]
