@@ -106,14 +106,6 @@ def test_a_bad_end_is_reported(real):
     assert "wrong Horovod, 2 ranks, repeat 1: after the last message: exit code 1: " in text
 
 
-def test_a_second_call_repeats_nothing(real, monkeypatch, capsys):
-    output, options, _, written = real
-    monkeypatch.setattr(module, "send", None)
-    assert compare_messages(options) == 1
-    again = json.loads((output / "messages.json").read_text())
-    assert again["launches"] == written["launches"] and "no good end" in capsys.readouterr().out
-
-
 # without ranks
 
 

@@ -107,6 +107,10 @@ def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
     [
         ("tokenize_text", ["--input", "x.txt"], "--input and --vocab belong together"),
         ("loader", ["--vocab", "x.txt"], "--input and --vocab belong together"),
+        ("step", ["--models", "tiny"], "bert_LAYERS_UNITS_HEADS"),
+        ("step", ["--rounds", "0"], "--rounds: '0' is not a whole number above zero"),
+        ("step", ["--torch_python", "no/python"], "there is no such program"),
+        ("step", ["--contestants", "me"], "invalid choice"),
     ],
 )
 def test_bad_options_are_one_line(name, words, message):

@@ -63,27 +63,23 @@ def test_gflop_is_what_the_profile_counts():
 NEED = 10_852_351_718  # bytes of a contestant with BERT-large
 
 
-def test_all_run_together_where_memory_allows():
-    keys = list(CONTESTANTS)
-    assert plan_sessions(keys, BASE, 1e12) == [keys]
-
-
-def test_where_only_some_fit_each_meets_ours():
-    plan = plan_sessions([OURS, "torch", "gluonnlp", PRODUCTS], LARGE, 2.6 * NEED)
-    assert plan == [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]
-
-
-def test_where_no_two_fit_they_take_turns():
-    assert plan_sessions([OURS, "torch"], LARGE, 1.2 * NEED) == [[OURS], ["torch"]]
+@pytest.mark.parametrize(
+    "keys, available, sessions",
+    [
+        ([*CONTESTANTS], 100, [[*CONTESTANTS]]),
+        # Where only some fit, each meets ours; where no two fit, they take turns.
+        ([OURS, "torch", "gluonnlp", PRODUCTS], 2.6, [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]),
+        ([OURS, "torch"], 1.2, [[OURS], ["torch"]]),
+        (["torch"], 1.2, [["torch"]]),
+    ],
+)
+def test_who_runs_together(keys, available, sessions):
+    assert plan_sessions(keys, LARGE, available * NEED) == sessions
 
 
 def test_what_does_not_fit_is_rejected():
     with pytest.raises(ValueError, match="GiB"):
         plan_sessions([OURS, "torch"], LARGE, 0.99 * NEED)
-
-
-def test_one_contestant_alone():
-    assert plan_sessions(["torch"], BASE, 1e12) == [["torch"]]
 
 
 # numbers
@@ -267,17 +263,3 @@ def test_the_whole_on_a_tiny_model(tmp_path):
     assert 10 < figures["ours"]["losses"][-1] < 12  # ln 30522 + ln 2
     assert written["results"][0]["idle"] < 0.2
     assert written["machine"]["cpu"] and written["threads"] >= 1
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--models", "tiny"], "bert_LAYERS_UNITS_HEADS"),
-        (["--rounds", "0"], "--rounds: '0' is not a whole number above zero"),
-        (["--torch_python", "no/python"], "there is no such program"),
-        (["--contestants", "me"], "invalid choice"),
-    ],
-)
-def test_bad_options_are_one_line(words, message):
-    result = run_command([sys.executable, "-m", "bench.step", *words], cwd=ROOT)
-    assert result.returncode == 2 and message in result.stderr.splitlines()[-1]

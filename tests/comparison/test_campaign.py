@@ -92,24 +92,11 @@ def test_more_repeats_continue_but_not_fewer(tmp_path):
             store.agree_on(PLAN, 3)
 
 
-def test_one_comparison_at_a_time(tmp_path):
-    with Store(str(tmp_path)), pytest.raises(InputError, match="another comparison is using it"):
-        Store(str(tmp_path)).__enter__()
-    with Store(str(tmp_path)):
-        pass
-
-
 def test_a_directory_that_holds_another_report_is_left_alone(tmp_path):
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(InputError, match=r"holds a report.md that is not of a comparison"):
         Store(str(tmp_path)).__enter__()
     assert os.listdir(tmp_path) == ["report.md"]
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="--output"):
-        Store(str(tmp_path / "file" / "out")).__enter__()
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"setting": 1}', "[]"])

@@ -138,11 +138,6 @@ def test_batch_and_precision_are_stated(words, batch, precision):
     assert any(f"{batch}; {precision}" in text.get_text() for text in figure.texts)
 
 
-def test_precision_of_a_measured_step(tmp_path):
-    made = plan("--measured", report(tmp_path, [record(TIMED, 0, 0.08)]), "--gradient_dtype", "float16")
-    assert made.precision == "computing in float32, gradients in float16"
-
-
 def test_without_overlap_there_is_one_panel():
     figure, _ = figure_of("--overlap", "none", "--gpus", "1", "8")
     assert [axes.get_title() for axes in figure.axes] == ["gradients travel after the backward pass"]
@@ -273,6 +268,8 @@ def test_a_measured_step(tmp_path):
     assert found.step.length == pytest.approx(24)  # 480 tokens with padding in 20 sequences
     made = plan("--measured", path, "--gpus_per_host", "1", "--inter_gbps", "1")
     assert made.workload.gradient_bytes == 4
+    half = plan("--measured", path, "--gradient_dtype", "float16")
+    assert half.precision == "computing in float32, gradients in float16"
     assert made.workload.backward_ends_s == pytest.approx(0.06)
     for flag in ("--model=bert_2_128_2", "--batch_size=8", "--compute_s=1", "--max_seq_length=32"):
         with pytest.raises(InputError, match="and --measured exclude each other"):

@@ -10,17 +10,14 @@ import pytest
 from comparison.runs import agreement
 from comparison.runs.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, finish, gather, traffic
 from comparison.settings import Setting
-from comparison.verdicts import DIFFERENT
 from tests.comparison.synthetic import (
     FACTS,
     PADDED,
     SEQUENCES,
     TOKENS,
-    default_settings,
     failed,
     profiled,
     record,
-    whole_comparison,
 )
 from training.profiling.breakdown import EXPOSED
 from training.profiling.kinds import PRODUCTS
@@ -166,20 +163,6 @@ def test_scaling_is_taken_within_a_repeat():
 def test_no_figure_for_one_worker_no_scaling(alone):
     found = gather(FACTS, [*launches(TWO), *alone], [ONE, TWO])
     assert found.results[1].kind == OK and found.results[1].figures.scaling is None
-
-
-def test_the_default_comparison_finds_what_was_put_in():
-    found = gather(FACTS, whole_comparison(7), default_settings())
-    assert {each.kind for each in found.results} == {OK}
-    assert all(each.confirmed for each in found.results)
-    assert len(found.pairs) == 24
-    for pair in found.pairs:
-        slow = pair.second == "byteps" and pair.group.workers == 2
-        assert (pair.verdict == DIFFERENT) == slow
-        assert pair.faster == (pair.first if slow else None)
-    assert set(map(tuple, map(dict.items, found.greatest_difference.values()))) == {
-        (("losses", 0.0), ("gradient norms", 0.0))
-    }
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from bert.configuration import named_config
 from comparison.projection.clusters import CLUSTERS, P3DN, UNIVERSITY
 from comparison.projection.model import (
     COLOCATED,
-    GPUS,
     MIXED,
     SEPARATE,
     BytePS,
@@ -48,15 +46,6 @@ def test_one_gpu_communicates_nothing(strategy):
     assert found.sequences_per_s == pytest.approx(16 / 0.21)
     assert found.tokens_per_s == pytest.approx(128 * 16 / 0.21)
     assert found.efficiency == 1
-
-
-@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
-def test_an_infinitely_fast_network_scales_linearly(strategy):
-    fast = replace(SILENT, intra_gbps={8: math.inf}, inter_gbps=math.inf)
-    one = project(workload(), strategy, fast, 1)
-    for gpus in GPUS:
-        found = project(workload(), strategy, fast, gpus)
-        assert found.sequences_per_s == pytest.approx(gpus * one.sequences_per_s)
 
 
 @pytest.mark.parametrize("gpus", [2, 8, 16, 256])
@@ -111,22 +100,11 @@ def test_fewer_servers_than_hosts_carry_more_each(hosts, servers):
     assert BytePS(servers, COLOCATED).carried(hosts) == pytest.approx(pushed + answered)
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 32])
-def test_the_optimum_has_a_ring_and_servers_apart_at_its_ends(hosts):
-    """2 h (h - 1) M / ((h^2 + k h - 2 k) B): OSDI 2020, section 4.1; at k = 0 a ring, at k = h M / B."""
-    carried = [BytePS(servers, MIXED).carried(hosts) for servers in range(1, hosts + 1)]
-    assert carried[-1] == pytest.approx(1.0)
-    assert carried == sorted(carried, reverse=True)
-    assert all(each <= 2 * (hosts - 1) / hosts + 1e-12 for each in carried)
-    # Never worse than either of the ways it combines.
-    for servers, each in enumerate(carried, start=1):
-        assert each <= BytePS(servers, SEPARATE).carried(hosts) + 1e-12
-
-
-@pytest.mark.parametrize(("hosts", "servers"), [(4, 1), (4, 2), (8, 3), (32, 16)])
+@pytest.mark.parametrize(("hosts", "servers"), [(2, 2), (4, 1), (4, 2), (8, 3), (32, 16), (32, 32)])
 def test_the_optimum_is_one(hosts, servers):
     """Whatever share of the adding-up the worker hosts take, the busier kind of interface carries no less
-    than the formula says: a search over all shares finds its value."""
+    than the formula says (2 h (h - 1) M / ((h^2 + k h - 2 k) B): OSDI 2020, section 4.1): a search over all
+    shares finds its value."""
 
     def busiest(on_workers: float) -> float:
         each_worker, each_server = on_workers / hosts, (1 - on_workers) / servers
@@ -248,34 +226,6 @@ def test_fewer_gpus_of_a_host_have_fewer_links():
     gbps = [P3DN.intra_bytes_s(gpus) * 8 / 1e9 for gpus in (2, 3, 4, 6, 8)]
     assert gbps == [160, 640, 640, 960, 960]
     assert UNIVERSITY.intra_bytes_s(2) == UNIVERSITY.intra_bytes_s(4) == 12e9
-
-
-@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
-def test_more_of_anything_that_helps_never_hurts(strategy):
-    """Without latency the queues always work, so time can only fall with speed and rise with bytes."""
-    generator = random.Random(5)
-    for _ in range(20):
-        gpus = generator.choice([2, 8, 16, 64, 256])
-        gbps = 10 ** generator.uniform(0, 3)
-        work = workload(overlap=generator.random() < 0.7)
-        base = project(work, strategy, replace(SILENT, inter_gbps=gbps), gpus)
-        faster = project(work, strategy, replace(SILENT, inter_gbps=2 * gbps), gpus)
-        assert faster.step_s <= base.step_s + 1e-12
-        longer = project(replace(work, compute_s=0.4), strategy, replace(SILENT, inter_gbps=gbps), gpus)
-        assert longer.exposed_s <= base.exposed_s + 1e-12
-        fewer = project(replace(work, gradient_bytes=2), strategy, replace(SILENT, inter_gbps=gbps), gpus)
-        assert fewer.step_s <= base.step_s + 1e-12
-        hidden = project(replace(work, overlap=True), strategy, replace(SILENT, inter_gbps=gbps), gpus)
-        assert hidden.step_s <= base.step_s + 1e-12
-        assert hidden.without_overlap <= hidden.efficiency + 1e-12
-
-
-def test_accumulation_hides_communication():
-    one = project(workload(), FlatRing(), replace(SILENT, inter_gbps=5.0), 64)
-    four = project(workload(accumulate=4), FlatRing(), replace(SILENT, inter_gbps=5.0), 64)
-    assert four.exposed_s == pytest.approx(one.exposed_s)
-    assert four.compute_s == pytest.approx(4 * one.compute_s)
-    assert four.efficiency > one.efficiency
 
 
 def test_hosts_are_filled():

@@ -56,21 +56,6 @@ def test_only_the_calibrated_point_is_used(case):
     assert [point.predicted for point in points_of(replace(case, points=changed))] == before
 
 
-def test_the_issues_measurements_are_among_them():
-    points = {(point.case.key, point.at): point.published for point in validate()}
-    expected = {
-        ("dlperf float16 128", 1): 544.31,
-        ("dlperf float16 128", 8): 3825.21,
-        ("dlperf float16 128", 32): 14822.31,
-        ("claim byteps", 256): 0.90,
-        ("claim hierarchical_ring", 256): 0.70,
-    }
-    for gpus, days, seconds in ((4, 7.19, 2.60), (8, 4.19, 2.69), (16, 2.23, 2.794)):
-        expected[("university days", gpus)] = days
-        expected[("university s/step", gpus)] = seconds
-    assert {key: points[key] for key in expected} == expected
-
-
 def test_the_universitys_table_contradicts_itself_in_one_row():
     assert UNIVERSITY_STEPS.steps == UNIVERSITY_DAYS.steps is not None
     for gpus, steps in UNIVERSITY_STEPS.steps.items():

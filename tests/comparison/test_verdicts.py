@@ -67,18 +67,6 @@ def test_a_report_on_equal_backends_seldom_has_a_false_verdict(name, repeats):
     assert sum(false) / (24 * DRAWS) <= RATE / 4, "of a single pair it is far below the rate of the report"
 
 
-@pytest.mark.parametrize("name", ["normal", "heavy tails", "two modes"])
-def test_a_single_pair_keeps_the_rate(name):
-    generator = np.random.default_rng(3)
-    false = 0
-    for _ in range(DRAWS):
-        (pair,) = compare(draw(generator, NOISE[name], 1, 6, ("a", "b")), CONFIDENCE)
-        false += pair.verdict == DIFFERENT
-    assert false <= MOST_FALSE
-    if name == "normal":
-        assert false >= quantile(0.001, RATE), "the rate is used, not only kept"
-
-
 def test_the_rate_follows_the_confidence():
     generator = np.random.default_rng(5)
     samples = [draw(generator, NOISE["normal"], 1, 6, ("a", "b")) for _ in range(DRAWS)]
