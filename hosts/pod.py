@@ -319,12 +319,15 @@ def _run_parts(args: argparse.Namespace, command: Sequence[str], errors: Screen)
         place = (os.environ[ADDRESS], args.gathering_port)
     code = 128 + signal.SIGTERM
     with PodSignals(member.leaving) as signals:
-        address = member.join(place, args.patience, signals.stopped)
+        # A failure elsewhere: nothing can be saved any more, which two SIGINT mean to a `Run`.
+        address = member.join(
+            place,
+            args.patience,
+            signals.stopped,
+            leave=lambda: signals.order(signal.SIGTERM),
+            stop=lambda: signals.order(signal.SIGINT, signal.SIGINT),
+        )
         if address:
-            # A failure elsewhere: nothing can be saved any more, which two SIGINT mean to a `Run`.
-            member.watch(
-                lambda: signals.order(signal.SIGTERM), lambda: signals.order(signal.SIGINT, signal.SIGINT)
-            )
             code = Run(*_plan(args, index, command, address), limits, output, signals).run().code
             member.ended(code)
         verdict = member.verdict

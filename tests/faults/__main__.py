@@ -117,7 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "for everything together (default 30); each figure has its share, what one leaves others get"
     parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="M", help=text)
     numbers = ", ".join(each.number for each in PROGRAMS)
-    text = f"of {numbers}; with commas (default: all)"
+    by_hand = " and ".join(each.number for each in PROGRAMS if each.by_hand)
+    text = f"of {numbers}; with commas (default: all but {by_hand})"
     parser.add_argument(
         "--figures", type=_choices([each.number for each in PROGRAMS]), metavar="N", help=text
     )

@@ -55,7 +55,7 @@ class Seen(NamedTuple):
 
 
 def read(path: Path) -> Seen:
-    """What a rank has written; `path`: the beginning of its files' names."""
+    """The files of a rank; `path`: the beginning of their names."""
     arrays = []
     for kind in ("gradients", "parameters"):
         with np.load(f"{path}.{kind}.npz") as file:
