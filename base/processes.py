@@ -1,4 +1,5 @@
-"""Child processes that end as a whole: by a signal, at a time limit, or with the process that started them.
+"""Processes of this machine; child processes that end as a whole: by a signal, at a time limit, or with the
+process that started them.
 
 Linux only. Standard library only.
 """
@@ -10,10 +11,41 @@ import ctypes
 import os
 import signal
 import subprocess
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 _PR_SET_PDEATHSIG = 1
+
+
+class Running(NamedTuple):
+    """A process. `state`: its letter, T where a signal has stopped it. `words` and `variables`: as it was
+    started; empty where they are another user's."""
+
+    pid: int
+    parent: int
+    state: str
+    words: list[str]
+    variables: dict[str, str]
+
+
+def running(proc: Path = Path("/proc")) -> Iterator[Running]:
+    """All living processes that this one sees, by process id."""
+    for pid in sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()):
+        entry = proc / str(pid)
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            # The command's name is in parentheses and may contain anything.
+            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                variables = (word.partition("=")[::2] for word in _words(entry / "environ"))
+                yield Running(pid, int(parent), state, _words(entry / "cmdline"), dict(variables))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return os.fsdecode(path.read_bytes()).split("\0")
+    except OSError:
+        return []
 
 
 def run_in_session(command: Sequence[str], environ: Mapping[str, str], limit: float) -> tuple[int, str]:

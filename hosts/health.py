@@ -18,13 +18,14 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from base.processes import running
 from hosts.batch.ssh import answers
 
 SHARED_MEMORY = "/dev/shm"
 LEAST = 1 << 20  # bytes of shared memory
 SECONDS = 5.0  # for the ssh server
 SERVES, PORT = ["-m", "hosts.pod", "hvd", "worker"], "--port"
-MARKS = (b"OMPI_COMM_WORLD_RANK=", b"DMLC_ROLE=")  # of the processes of a run
+MARKS = ("OMPI_COMM_WORLD_RANK", "DMLC_ROLE")  # of the processes of a run
 
 
 def main() -> int:
@@ -38,19 +39,13 @@ def main() -> int:
 def problems(proc: Path) -> list[str]:
     """Sentences about what hangs in this container, as its /proc shows it."""
     found = []
-    for entry in sorted(each for each in proc.iterdir() if each.name.isdigit()):
-        try:
-            command = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-            state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except (OSError, IndexError):
-            continue  # it has ended, or is another user's
-        port = _ssh_port(command)
+    for each in running(proc):
+        port = _ssh_port(each.words)
         why = answers("127.0.0.1", port, SECONDS) if port else ""
         if why:
             found.append(f"the ssh server at port {port}: {why}")
-        if state in "Tt" and any(each.startswith(MARKS) for each in variables):
-            found.append(f"process {entry.name} has been stopped by a signal: {' '.join(command)[:200]}")
+        if each.state in "Tt" and any(name in each.variables for name in MARKS):
+            found.append(f"process {each.pid} has been stopped by a signal: {' '.join(each.words)[:200]}")
     if os.path.isdir(SHARED_MEMORY):
         memory = os.statvfs(SHARED_MEMORY)
         if memory.f_bavail * memory.f_frsize < LEAST:

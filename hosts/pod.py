@@ -48,6 +48,7 @@ from base.command_line import seconds as limited
 from base.errors import InputError, one_line
 from base.files import replacing
 from base.launchers import BYTEPS, HVD, is_number
+from base.processes import running
 from hosts import launch
 from hosts.addresses import is_address
 from hosts.batch.gathering import LEAVING, SCHEDULER, SERVER, WORKER, Coordinator, Member, Shape, read_secret
@@ -68,7 +69,7 @@ REPLACED = (HOSTFILE, "OMPI_MCA_orte_set_default_slots", "OMPI_MCA_plm_rsh_args"
 # In a container one process may not read another's memory, which Open MPI 4, and 5, try first.
 MPIRUN = "mpirun -mca btl_vader_single_copy_mechanism none -mca smsc ^cma"
 INDEX, ADDRESS = "JOB_COMPLETION_INDEX", "POD_IP"
-RANK = b"OMPI_COMM_WORLD_RANK="
+RANK = "OMPI_COMM_WORLD_RANK"
 BAD_INPUT = 2  # exit code
 FINISH = 10.0  # seconds for a slow reader to take the last lines
 STEP = 0.5  # seconds between looks at what is waited for
@@ -152,18 +153,9 @@ def ranks_below(root: int, proc: Path = Path("/proc")) -> list[int]:
     They have mpirun's variable, and their parents, mpirun's daemon, have not. What a rank has started is left
     to it, and so are other runs on a machine that is no container.
     """
-    parents: dict[int, int] = {}
-    marked = set()
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                parents[int(entry.name)] = int(stat[1])
-                variables = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has ended, or is not this user's
-            if any(each.startswith(RANK) for each in variables) and stat[0] not in "ZX":
-                marked.add(int(entry.name))
+    processes = list(running(proc))
+    parents = {each.pid: each.parent for each in processes}
+    marked = {each.pid for each in processes if RANK in each.variables}
 
     def is_below(pid: int) -> bool:
         while pid in parents and pid != root:
@@ -327,12 +319,15 @@ def _run_parts(args: argparse.Namespace, command: Sequence[str], errors: Screen)
         place = (os.environ[ADDRESS], args.gathering_port)
     code = 128 + signal.SIGTERM
     with PodSignals(member.leaving) as signals:
-        address = member.join(place, args.patience, signals.stopped)
+        # A failure elsewhere: nothing can be saved any more, which two SIGINT mean to a `Run`.
+        address = member.join(
+            place,
+            args.patience,
+            signals.stopped,
+            leave=lambda: signals.order(signal.SIGTERM),
+            stop=lambda: signals.order(signal.SIGINT, signal.SIGINT),
+        )
         if address:
-            # A failure elsewhere: nothing can be saved any more, which two SIGINT mean to a `Run`.
-            member.watch(
-                lambda: signals.order(signal.SIGTERM), lambda: signals.order(signal.SIGINT, signal.SIGINT)
-            )
             code = Run(*_plan(args, index, command, address), limits, output, signals).run().code
             member.ended(code)
         verdict = member.verdict

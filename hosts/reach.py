@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Collection, Iterable, Mapping, Sequence, Union
+from typing import IO, Any, Callable, Iterable, Mapping, Sequence, Union
 
 from base.errors import InputError
 from hosts.addresses import bare, is_here
@@ -199,7 +199,7 @@ class _Host:
 
 
 class Conversation:
-    """One hosts/answer.py on each host, until `close`, or for as long as the `with` block lasts."""
+    """One hosts/answer.py on each host, for as long as the `with` block lasts."""
 
     def __init__(self, hosts: Iterable[str], question: Question):
         """Starts a remote shell for each host, and none for this machine, which HERE names too."""
@@ -223,12 +223,7 @@ class Conversation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends it; kills remote shells that do not end by themselves."""
-        if self._selector.get_map() is None:
-            return  # closed already
         self._selector.close()
         for host in self._hosts.values():
             for stream in (host.process.stdin, host.process.stdout):
@@ -244,8 +239,14 @@ class Conversation:
                 host.process.wait()
             host.err.close()
 
-    def put(self, questions: Mapping[str, Mapping[str, Any]], are_last: bool = False) -> None:
-        """Sends a question to each of some hosts; does not wait. `are_last`: no others will follow."""
+    def ask(
+        self,
+        questions: Mapping[str, Mapping[str, Any]],
+        seconds: float,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> dict[str, Answer]:
+        """Asks hosts, and waits until all have answered or ended, at most so long. `wait` is called with
+        short times; it may raise."""
         for name, question in questions.items():
             host = self._hosts[name]
             host.reply, host.asked = None, time.time()
@@ -253,25 +254,19 @@ class Conversation:
             with contextlib.suppress(OSError):  # it has ended; its words say why
                 host.process.stdin.write(json.dumps(question).encode() + b"\n")
                 host.process.stdin.flush()
-                if are_last:
-                    host.process.stdin.close()
-
-    def answers(self, names: Collection[str], seconds: float = 0.0) -> dict[str, Answer]:
-        """Answers of those hosts that have answered or ended; waits at most so long for further ones."""
-        ended = [name for name in names if self._hosts[name].process.poll() is not None]  # all is written
-        for key, _ in self._selector.select(seconds):
-            self._read(key.data)
-        return {
-            name: self._answer(name) for name in names if self._hosts[name].reply is not None or name in ended
-        }
-
-    def ask(self, questions: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Answer]:
-        """Asks hosts, and waits until all have answered or ended, at most so long."""
-        self.put(questions)
-        deadline, answers = time.monotonic() + seconds, self.answers(questions)
-        while len(answers) < len(questions) and time.monotonic() < deadline:
-            answers = self.answers(questions, 0.1)
-        return {name: answers.get(name, _late(seconds)) for name in questions}
+        deadline = time.monotonic() + seconds
+        while True:
+            hosts = {name: self._hosts[name] for name in questions}
+            ended = [
+                name for name, host in hosts.items() if host.process.poll() is not None
+            ]  # all is written
+            for key, _ in self._selector.select(0):
+                self._read(key.data)
+            open_yet = [name for name, host in hosts.items() if host.reply is None and name not in ended]
+            if not open_yet or time.monotonic() >= deadline:
+                late = Fault(f"does not answer within {seconds:g} s; look whether it is overloaded")
+                return {name: late if name in open_yet else self._answer(name) for name in questions}
+            wait(0.05)
 
     def _read(self, name: str) -> None:
         host = self._hosts[name]
@@ -299,54 +294,6 @@ class Conversation:
         return {**answer, "clock": min(shown - host.asked, 0.0) + max(shown - host.answered, 0.0)}
 
 
-def _late(seconds: float) -> Fault:
-    return Fault(f"does not answer within {seconds:g} s; look whether it is overloaded")
-
-
-class Probe:
-    """Asks hosts for their facts, all at once; `result` does not wait for answers. This machine is asked,
-    too: the others are compared with it.
-
-    Attributes:
-        hosts: those that are asked.
-        clocks: a line for each clock that is wrong, when there is a result.
-    """
-
-    def __init__(self, hosts: Iterable[str], question: Question):
-        """Starts a remote shell for each host."""
-        self._deadline = time.monotonic() + SECONDS
-        self._question, self.hosts = question, list(dict.fromkeys(hosts))
-        self._asked = [*self.hosts, *([HERE] if self.hosts else [])]
-        self._conversation = Conversation(self._asked, question)
-        asked = {"ask": "facts", "programs": question.programs}
-        self._conversation.put(dict.fromkeys(self._asked, asked), are_last=True)
-        self.clocks: list[str] = []
-
-    def result(self) -> Mapping[str, Fault] | None:
-        """Those of the hosts that cannot be used, "this machine" too; None as long as answers may come."""
-        answers = self._conversation.answers(self._asked)
-        if len(answers) < len(self._asked) and time.monotonic() < self._deadline:
-            return None
-        self.close()
-        own = answers.get(HERE, _late(SECONDS))
-        faults = {"this machine": own} if self.hosts and isinstance(own, Fault) else {}
-        for host in self.hosts:
-            answer = answers.get(host, _late(SECONDS))
-            if isinstance(answer, Fault):
-                faults[host] = answer
-                continue
-            fault = None if isinstance(own, Fault) else self._question.fault(answer, own)
-            if fault is not None:
-                faults[host] = fault
-            if abs(answer["clock"]) > APART:
-                self.clocks.append(_clock_line(host, answer["clock"]))
-        return faults
-
-    def close(self) -> None:
-        """Ends the remote shells."""
-        self._conversation.close()
-
-
 def _clock_line(host: str, seconds: float) -> str:
     """A line about a clock. The run does not look at it: ranks wait by their own, and compare no times."""
     direction = "ahead of" if seconds > 0 else "behind"
@@ -366,18 +313,28 @@ def summed_up(faults: Mapping[str, Fault]) -> str:
 def faults_of(
     hosts: Iterable[str], question: Question, wait: Callable[[float], None], say: Callable[[str], None]
 ) -> Mapping[str, Fault]:
-    """Faults of some hosts that cannot be used; a line for each clock that is wrong.
+    """Faults of some hosts that cannot be used, and of "this machine", with which they are compared; a line
+    for each clock that is wrong.
 
     `wait` is called with short times until all have answered; it may raise.
     """
-    with contextlib.closing(Probe(hosts, question)) as probe:
-        while True:
-            faults = probe.result()
-            if faults is not None:
-                for line in probe.clocks:
-                    say(line)
-                return faults
-            wait(0.05)
+    asked = [*dict.fromkeys(hosts), HERE]
+    if asked == [HERE]:
+        return {}
+    with Conversation(asked, question) as conversation:
+        about = {"ask": "facts", "programs": question.programs}
+        answers = conversation.ask(dict.fromkeys(asked, about), SECONDS, wait)
+    own = answers.pop(HERE)
+    faults = {"this machine": own} if isinstance(own, Fault) else {}
+    for host, answer in answers.items():
+        fault = answer if isinstance(answer, Fault) else None
+        if not isinstance(answer, Fault):
+            fault = None if isinstance(own, Fault) else question.fault(answer, own)
+            if abs(answer["clock"]) > APART:
+                say(_clock_line(host, answer["clock"]))
+        if fault is not None:
+            faults[host] = fault
+    return faults
 
 
 def check(faults: Mapping[str, Fault]) -> None:

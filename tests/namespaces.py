@@ -1,5 +1,5 @@
-"""Two hosts on one machine, and a spare one: network namespaces with their own host names, joined by pairs of
-virtual interfaces.
+"""Two hosts on one machine, and a spare one: network namespaces with their own host names, joined by a bridge
+and virtual interfaces (`joined`, which tests/ssh_hosts.py and tests/slurm_cluster.py use, too).
 
     with two_hosts(tmp_path, slots=1) as hosts:
         run_ranks(script, 2, prefix=hosts.prefix, launcher_args=hosts.mpirun_args, ...)
@@ -26,7 +26,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from tests.processes import LIMIT
 
@@ -68,24 +68,18 @@ class TwoHosts:
         """Takes the second host's wire out: nothing arrives any more, nobody is notified. The agent cannot
         reach the host; what it has started there goes on hearing it."""
         self._down(1).touch()
-        _run(*_enter(str(self.holders[1])), "ip", "link", "set", INTERFACE, "down")
+        set_wire(self.holders[1], "down")
 
     def mend(self) -> None:
         """Puts the wire back."""
-        _run(*_enter(str(self.holders[1])), "ip", "link", "set", INTERFACE, "up")
+        set_wire(self.holders[1], "up")
         self._down(1).unlink()
 
     def lose(self, host: int) -> None:
         """Kills all processes of a host, and lets the agent fail for it."""
         self._down(host).touch()
-        own = os.stat(f"/proc/{self.holders[host]}/ns/net").st_ino
         for _ in range(2):  # what was being started when the first round came
-            for entry in os.listdir("/proc"):
-                if not entry.isdigit() or int(entry) in (self.holders[host], self.shells[host]):
-                    continue
-                with contextlib.suppress(OSError):  # it has ended
-                    if os.stat(f"/proc/{entry}/ns/net").st_ino == own:
-                        os.kill(int(entry), signal.SIGKILL)
+            kill_on(self.holders[host], self.shells[host])
 
     def give_back(self, host: int) -> None:
         """Lets the agent reach a lost host again."""
@@ -109,27 +103,61 @@ def bound(path: Path, place: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", script]
 
 
+def commands_on(holder: int, *but: int) -> Iterator[tuple[int, list[str]]]:
+    """Process id and words of each process on the host that `holder` keeps, but for that and some others."""
+    own = os.stat(f"/proc/{holder}/ns/net").st_ino
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(entry) not in (holder, os.getpid(), *but):
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                if os.stat(f"/proc/{entry}/ns/net").st_ino == own:
+                    yield int(entry), words
+
+
+def kill_on(holder: int, *but: int) -> None:
+    """Kills what runs on a host, but for some."""
+    for pid, _ in commands_on(holder, *but):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def joined(names: Sequence[str]) -> Iterator[list[int]]:
+    """Makes hosts with the addresses 10.77.0.1, 10.77.0.2, ...; gives the process that keeps each."""
+    if os.geteuid() != 0:
+        raise Unavailable("network namespaces need root")
+    for tool in ("ip", "unshare", "nsenter", "setpriv"):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"network namespaces need the command {tool}")
+    with contextlib.ExitStack() as stack:
+        holders = [_start_holder(stack, name) for name in names]
+        first = enter(holders[0])
+        _run(*first, "ip", "link", "add", INTERFACE, "type", "bridge")
+        for number, holder in enumerate(holders):
+            if number:
+                port = f"port{number}"
+                _run("ip", "link", "add", port, "netns", str(holders[0]), "type", "veth",
+                     "peer", "name", INTERFACE, "netns", str(holder))  # fmt: skip
+                _run(*first, "ip", "link", "set", port, "master", INTERFACE, "up")
+            place = f"10.77.0.{number + 1}/24"
+            _run(*enter(holder), "ip", "address", "add", place, "dev", INTERFACE)
+            for name in (INTERFACE, "lo"):
+                _run(*enter(holder), "ip", "link", "set", name, "up")
+        yield holders
+
+
+def set_wire(holder: int, state: str) -> None:
+    """Takes a host's wire out ("down"): nothing arrives any more, nobody is notified; "up" puts it back."""
+    _run(*enter(holder), "ip", "link", "set", INTERFACE, state)
+
+
 @contextlib.contextmanager
 def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[TwoHosts]:
     """Make two hosts with `slots` slots each, and a spare one that the host file does not have; host file and
     agent are written into `directory`."""
-    if os.geteuid() != 0:
-        raise Unavailable("network namespaces need root")
-    for tool in ("ip", "unshare", "nsenter", "setpriv", "mpirun"):
-        if shutil.which(tool) is None:
-            raise Unavailable(f"network namespaces need the command {tool}")
-    with contextlib.ExitStack() as stack:
-        holders = [_start_holder(stack, name) for name in (*NAMES, *([SPARE] if spare else []))]
-        if spare:
-            _join(holders)
-        else:
-            _run("ip", "link", "add", INTERFACE, "netns", holders[0], "type", "veth",
-                 "peer", "name", INTERFACE, "netns", holders[1])  # fmt: skip
-        for holder, address in zip(holders, (*ADDRESSES, SPARE_ADDRESS)):
-            enter = _enter(holder)
-            _run(*enter, "ip", "address", "add", f"{address}/24", "dev", INTERFACE)
-            _run(*enter, "ip", "link", "set", INTERFACE, "up")
-            _run(*enter, "ip", "link", "set", "lo", "up")
+    if shutil.which("mpirun") is None:
+        raise Unavailable("there is no mpirun")
+    with joined([*NAMES, *([SPARE] if spare else [])]) as holders, contextlib.ExitStack() as stack:
         hostfile = directory / "hostfile"
         hostfile.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES), encoding="ascii")
         agent = directory / "agent"
@@ -149,7 +177,7 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
             agent=agent,
             # Gloo looks for the address of its host's own name.
             prefix=[
-                *_enter(holders[0]),
+                *enter(holders[0]),
                 *bound(names, "/etc/hosts"),
                 "env",
                 f"PRTE_MCA_plm_ssh_agent={agent}",
@@ -160,12 +188,12 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
                 *("-mca", "pml", "ob1", "-mca", "btl", "tcp,self"),
                 *("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET),
             ],
-            holders=tuple(map(int, holders)),
+            holders=tuple(holders),
             shells=tuple(shells),
         )
 
 
-def _start_holder(stack: contextlib.ExitStack, name: str) -> str:
+def _start_holder(stack: contextlib.ExitStack, name: str) -> int:
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "sh", "-c"]
         + ['hostname "$0" && exec sleep infinity', name],
@@ -187,29 +215,19 @@ def _start_holder(stack: contextlib.ExitStack, name: str) -> str:
         if time.monotonic() > deadline:
             raise Unavailable(f"the namespace for {name} did not start")
         time.sleep(0.01)
-    return str(process.pid)
+    return process.pid
 
 
-def _enter(holder: str) -> list[str]:
-    return ["nsenter", "--target", holder, "--net", "--uts", "--"]
+def enter(holder: int) -> list[str]:
+    """Words that run a command on a host."""
+    return ["nsenter", "--target", str(holder), "--net", "--uts", "--"]
 
 
-def _join(holders: list[str]) -> None:
-    """Joins the hosts by a bridge in the first one."""
-    first = _enter(holders[0])
-    _run(*first, "ip", "link", "add", INTERFACE, "type", "bridge")
-    for number, holder in enumerate(holders[1:]):
-        port = f"port{number}"
-        _run("ip", "link", "add", port, "netns", holders[0], "type", "veth",
-             "peer", "name", INTERFACE, "netns", holder)  # fmt: skip
-        _run(*first, "ip", "link", "set", port, "master", INTERFACE, "up")
-
-
-def _start_shell(stack: contextlib.ExitStack, holder: str, path: Path) -> int:
+def _start_shell(stack: contextlib.ExitStack, holder: int, path: Path) -> int:
     """Starts the server of a host's remote shell at a socket; returns its process id."""
     serve = [sys.executable, "-I", "-S", REMOTE_SHELL, "serve", str(path)]
     process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *_enter(holder), *serve], stdin=subprocess.DEVNULL
+        ["setpriv", "--pdeathsig", "KILL", *enter(holder), *serve], stdin=subprocess.DEVNULL
     )
 
     def stop() -> None:

@@ -18,14 +18,20 @@ import re
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from tests.namespaces import INTERFACE, Unavailable, _enter, _join, _run, _start_holder, bound
+from tests.namespaces import (
+    Unavailable,
+    bound,
+    commands_on,
+    enter,
+    joined,
+    kill_on,
+)
 from tests.processes import LIMIT
 
 NODES = ("alpha", "beta")
@@ -110,27 +116,15 @@ class Cluster:
 
     def processes(self, node: int) -> list[str]:
         """Command lines of what runs on a node, Slurm's own daemons left out."""
-        own = os.stat(f"/proc/{self.holders[node]}/ns/net").st_ino
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-                text = b" ".join(words).decode(errors="replace").strip()
-                daemon = re.search(r"^(\S*/)?slurm(d|ctld) -|slurmscriptd|^sleep infinity", text)
-                if os.stat(f"/proc/{entry}/ns/net").st_ino == own and text and not daemon:
-                    found.append(text)
-        return found
+        texts = [" ".join(words).strip() for _, words in commands_on(self.holders[node])]
+        daemon = re.compile(r"(\S*/)?slurm(d|ctld) -|.*slurmscriptd")
+        return [text for text in texts if text and not daemon.match(text)]
 
 
 @contextlib.contextmanager
 def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     """Starts a cluster of two nodes, which are idle when it is handed over."""
-    if os.geteuid() != 0:
-        raise Unavailable("network namespaces need root")
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
-    for tool in ("ip", "unshare", "nsenter", "setpriv"):
-        if shutil.which(tool) is None:
-            raise Unavailable(f"network namespaces need the command {tool}")
     for tool in ("slurmctld", "slurmd", "sbatch", "srun", "munged"):
         if shutil.which(tool, path=path) is None:
             raise Unavailable(f"no Slurm: {tool}; apt-get install slurmctld slurmd slurm-client munge")
@@ -144,21 +138,15 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
     env = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
-    with contextlib.ExitStack() as stack:
+    with joined(NODES) as holders, contextlib.ExitStack() as stack:
         _daemon(stack, folder, [], [
             *("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}"),
             *(f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log"),
             f"--seed-file={folder}/munge.seed",
         ], env)  # fmt: skip
-        holders = [_start_holder(stack, name) for name in NODES]
-        _join(holders)
-        for number, holder in enumerate(holders):
-            enter = _enter(holder)
-            _run(*enter, "ip", "address", "add", f"10.77.0.{number + 1}/24", "dev", INTERFACE)
-            _run(*enter, "ip", "link", "set", INTERFACE, "up")
-            _run(*enter, "ip", "link", "set", "lo", "up")
-        stack.callback(_kill_all, holders)
-        places = [[*_enter(holder), *bound(folder / "hosts", "/etc/hosts")] for holder in holders]
+        for holder in holders:
+            stack.callback(kill_on, holder)  # slurmstepd leaves slurmd's session
+        places = [[*enter(holder), *bound(folder / "hosts", "/etc/hosts")] for holder in holders]
         _daemon(stack, folder, places[0], ["slurmctld", "-D", "-i"], env)
         for name, place in zip(NODES, places):
             for each in (f"spool.{name}", f"pmix.{name}"):
@@ -166,7 +154,7 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
             # srun --mpi=pmix makes a folder of one name on every node; these share a file system.
             own = bound(folder / f"pmix.{name}", shlex.quote(str(folder / "pmix")))
             _daemon(stack, folder, [*place, *own], ["slurmd", "-D", "-N", name], env)
-        cluster = Cluster(folder, places[0], env, tuple(map(int, holders)))
+        cluster = Cluster(folder, places[0], env, tuple(holders))
         _wait_until_idle(cluster)
         yield cluster
 
@@ -204,13 +192,3 @@ def _daemon(
         process.wait()
 
     stack.callback(stop)
-
-
-def _kill_all(holders: Sequence[str]) -> None:
-    """Kills what runs on the nodes; slurmstepd leaves slurmd's session."""
-    spaces = {os.stat(f"/proc/{holder}/ns/net").st_ino for holder in holders}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        if entry not in holders and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{entry}/ns/net").st_ino in spaces:
-                    os.kill(int(entry), signal.SIGKILL)

@@ -17,14 +17,13 @@ import contextlib
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping
 
-from tests.namespaces import INTERFACE, SUBNET, Unavailable, _enter, _join, _run, _start_holder, bound
+from tests.namespaces import SUBNET, Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire
 from tests.processes import LIMIT, until
 
 NAMES = ("alpha", "beta", "gamma", "delta")
@@ -76,11 +75,11 @@ class SshHosts:
 
     def cut(self, host: int) -> None:
         """Takes a host's wire out: nothing arrives any more, nobody is notified."""
-        _run(*_enter(str(self.holders[host])), "ip", "link", "set", INTERFACE, "down")
+        set_wire(self.holders[host], "down")
 
     def mend(self, host: int) -> None:
         """Puts the wire back."""
-        _run(*_enter(str(self.holders[host])), "ip", "link", "set", INTERFACE, "up")
+        set_wire(self.holders[host], "up")
 
     def hide(self, host: int, folder: str | Path) -> contextlib.AbstractContextManager[None]:
         """A host on which a folder is empty, but for what its ssh server needs, as long as the block
@@ -107,16 +106,8 @@ class SshHosts:
 
     def processes(self, host: int) -> list[str]:
         """Command lines of what runs on a host, but for its ssh server and what the tests need."""
-        own = os.stat(f"/proc/{self.holders[host]}/ns/net").st_ino
-        found = []
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) in (self.holders[host], self.servers[host], os.getpid()):
-                continue
-            with contextlib.suppress(OSError):  # it has ended
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-                if os.stat(f"/proc/{entry}/ns/net").st_ino == own and words[0]:
-                    found.append(b" ".join(words).decode(errors="replace"))
-        return found
+        found = commands_on(self.holders[host], self.servers[host])
+        return [" ".join(words) for _, words in found if words[0]]
 
     def wait_until_empty(self) -> None:
         """Waits until no process is left on any host."""
@@ -132,11 +123,6 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
         number: hosts, up to four.
         settings: more lines of sshd_config, by the host's name.
     """
-    if os.geteuid() != 0:
-        raise Unavailable("network namespaces need root")
-    for tool in ("ip", "unshare", "nsenter", "setpriv", "mpirun"):
-        if shutil.which(tool) is None:
-            raise Unavailable(f"network namespaces need the command {tool}")
     if not os.access(SSHD, os.X_OK):
         raise Unavailable("no ssh server: apt-get install openssh-server")
     folder = folder.absolute()
@@ -154,14 +140,7 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
     (folder / "bin").mkdir(exist_ok=True)
     _write(folder / "bin" / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
     (folder / "bin" / "ssh").chmod(0o755)
-    with contextlib.ExitStack() as stack:
-        holders = [_start_holder(stack, name) for name in names]
-        _join(holders)
-        for holder, place in zip(holders, addresses):
-            enter = _enter(holder)
-            _run(*enter, "ip", "address", "add", f"{place}/24", "dev", INTERFACE)
-            _run(*enter, "ip", "link", "set", INTERFACE, "up")
-            _run(*enter, "ip", "link", "set", "lo", "up")
+    with joined(names) as holders, contextlib.ExitStack() as stack:
         servers = []
         for holder, place, name in zip(holders, addresses, names):
             more = (settings or {}).get(name, "")
@@ -172,9 +151,9 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
         yield SshHosts(
             folder=folder,
             hostfile=folder / "hostfile",
-            prefix=[*_enter(holders[0]), *bound(folder / "hosts", "/etc/hosts")],
+            prefix=[*enter(holders[0]), *bound(folder / "hosts", "/etc/hosts")],
             ssh=client,
-            holders=tuple(map(int, holders)),
+            holders=tuple(holders),
             servers=tuple(servers),
         )
 
@@ -194,7 +173,7 @@ def _key(path: Path) -> str:
     return path.with_name(f"{path.name}.pub").read_text(encoding="ascii").strip()
 
 
-def _start_server(stack: contextlib.ExitStack, holder: str, folder: Path, name: str) -> int:
+def _start_server(stack: contextlib.ExitStack, holder: int, folder: Path, name: str) -> int:
     """Starts a host's sshd, with mounts of its own; returns its process id."""
     # sshd wants /run/sshd; a temporary file system at /run leaves the machine's own as it is.
     script = (
@@ -202,24 +181,18 @@ def _start_server(stack: contextlib.ExitStack, holder: str, folder: Path, name: 
         f'mount --bind {shlex.quote(str(folder / "hosts"))} /etc/hosts && exec "$0" "$@"'
     )
     log = folder / f"log.{name}"
-    words = ["setpriv", "--pdeathsig", "KILL", *_enter(holder), "unshare", "--mount", "sh", "-c", script]
+    words = ["setpriv", "--pdeathsig", "KILL", *enter(holder), "unshare", "--mount", "sh", "-c", script]
     words += [SSHD, "-D", "-f", str(folder / f"server.{name}"), "-E", str(log)]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def stop() -> None:
-        # Sessions are no children of the server.
-        own = os.stat(f"/proc/{holder}/ns/net").st_ino
         process.kill()
         process.wait()
-        for entry in os.listdir("/proc"):
-            if entry.isdigit() and entry != holder and int(entry) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if os.stat(f"/proc/{entry}/ns/net").st_ino == own:
-                        os.kill(int(entry), signal.SIGKILL)
+        kill_on(holder)  # sessions are no children of the server
 
     stack.callback(stop)
     end = time.monotonic() + LIMIT
-    while not _listens(int(holder)):
+    while not _listens(holder):
         if process.poll() is not None or time.monotonic() > end:
             raise Unavailable(
                 f"the ssh server of {name} did not start: {log.read_text() if log.exists() else ''}"

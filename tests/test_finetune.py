@@ -20,7 +20,7 @@ from base.errors import InputError
 from bert.weights.params_file import read_index
 from data.questions.score import score_v2
 from data.questions.squad_files import SCORE, read_questions
-from tests.faults.kill_at_boundary import metrics
+from tests.faults.jobs import metrics
 from tests.finetuned import classifier, squad, write_data
 from tests.processes import ROOT, run_command, start_ranks, until
 from training.checkpoint import list_steps, read_manifest

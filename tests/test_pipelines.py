@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.embedded import built_once
 from tests.faults import attack_pipelines
-from tests.faults.test_kill_pause_cut import SCRIPTS, arguments, find
+from tests.faults.figure import Setting
+from tests.faults.jobs import Job, find, wait_for_checkpoint
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
 from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
-from tests.processes import start_ranks
-from training.checkpoint import list_steps
 
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
 FOUR = Case("four", COUNTS[4], replicas=1, accumulate=6, steps=3, overflow=2)
@@ -86,23 +85,17 @@ def test_a_word_embedding_that_differs_is_not_saved(found):
     assert "differs on ranks 1, 3 from rank 0's" in errors[0]
 
 
-def test_a_stage_that_stops_is_named_and_the_others_end(corpus, tmp_path):
+def test_a_stage_that_stops_is_named_and_the_others_end(tmp_path_factory, tmp_path):
     """One of the attacks of tests/faults/attack_pipelines.py, on two replicas of two stages."""
     case = attack_pipelines.Case(
         3, attack_pipelines.STOPPED, attack_pipelines.STEPS, 0, "1f1b", "intra_first"
     )
-    changes = {
-        "ckpt_interval": 2,
-        "log_interval": 1,
-        "batch_size": 64,
-        "comm_timeout": 60,
-    }
-    words = arguments(corpus, tmp_path, model="bert_2_32_2", pipeline_stages=2, accumulate=2, **changes)
-    with start_ranks(SCRIPTS["mpirun"], 4, args=words) as run:
+    (tmp_path / "embedded").symlink_to(built_once(tmp_path_factory, vocab_size=1024))
+    job, directory = Job(Setting("hvd_mpi", 0, tmp_path, tmp_path), 2), tmp_path / "run"
+    with attack_pipelines.started(job, case, directory, comm_timeout=60, num_steps="1000,1") as run:
         victim = find(run, "mpirun", case.who)
-        while run.poll() is None and not list_steps(str(tmp_path)):
-            time.sleep(0.05)
+        wait_for_checkpoint(run, directory)
         os.kill(victim, signal.SIGSTOP)
         result = run.wait()
-    assert attack_pipelines.judged(case, result, 0.0, tmp_path, 0) == ""
+    assert attack_pipelines.judged(case, result, 0.0, directory, 0) == ""
     assert f"pid {victim}" in result.stderr

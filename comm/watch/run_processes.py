@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Mapping, NamedTuple
 
 from base.launchers import RANK_VARIABLES, hosts_of_run, launched_rank, number_in
+from base.processes import Running, running
 
 # By a launcher's rank variable, the variables that together identify one of its runs: Open MPI 4 and 5,
 # horovodrun, Slurm's PMIx. MPICH has none.
@@ -49,32 +50,23 @@ def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -
     marks = _marks(environ)
     if not marks:
         return []
-    own_command = _words(proc / "self" / "cmdline") if set(marks) == set(_BYTEPS_WORKER) else None
-    by_role: dict[str, list[tuple[int, int, bool]]] = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
+    processes = list(running(proc))
+    alike = set(marks) == set(_BYTEPS_WORKER)
+    own_command = next((each.words for each in processes if each.pid == os.getpid()), []) if alike else None
+    by_role: dict[str, list[Running]] = {}
+    for each in processes:
+        if any(each.variables.get(name) != value for name, value in marks.items()):
             continue
-        variables = dict(word.partition("=")[::2] for word in _words(entry / "environ"))
-        if any(variables.get(name) != value for name, value in marks.items()):
-            continue
-        command = _words(entry / "cmdline")
-        if own_command is not None and command != own_command:
-            continue
-        role = _role(variables, command)
-        status = _stat(entry)
-        if role and status:
-            state, parent = status
-            if state not in "ZX":
-                by_role.setdefault(role, []).append((int(entry.name), parent, state in "Tt"))
+        role = _role(each.variables, each.words)
+        if role and own_command in (None, each.words):
+            by_role.setdefault(role, []).append(each)
     parts = []
-    for role, processes in by_role.items():
+    for role, found in by_role.items():
         if role.startswith("rank "):
             # The rank with what it has started, and what it was started by: a stopped one speaks for all.
-            pid, _, stopped = min(processes, key=lambda each: (not each[2], each[0]))
-            parts.append(Part(role, pid, stopped))
-        else:
-            parents = {parent for _, parent, _ in processes}
-            parts += [Part(role, pid, stopped) for pid, _, stopped in processes if pid not in parents]
+            found = [min(found, key=lambda each: (each.state not in "Tt", each.pid))]
+        parents = {each.parent for each in found}
+        parts += [Part(role, each.pid, each.state in "Tt") for each in found if each.pid not in parents]
     return sorted(parts)
 
 
@@ -189,19 +181,3 @@ def _role(variables: Mapping[str, str], argv: list[str]) -> str:
     if role == "worker" or any(name in variables for name in RANK_VARIABLES):
         return f"rank {launched_rank(variables)}"
     return ""
-
-
-def _stat(entry: Path) -> tuple[str, int] | None:
-    try:
-        # The command's name is in parentheses and may contain anything.
-        state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-        return state, int(parent)
-    except (OSError, ValueError):
-        return None  # it has ended
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return os.fsdecode(path.read_bytes()).split("\0")
-    except OSError:
-        return []

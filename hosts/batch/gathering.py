@@ -305,12 +305,20 @@ class Member:
         self.role, self.index, self._shape, self._secret = role, index, shape, secret
         self._stream: Stream | None = None
         self.verdict: Verdict | None = None
-        self._known = threading.Event()
+        self._started, self._over = threading.Event(), threading.Event()
 
-    def join(self, place: tuple[str, int], patience: float, stopped: Callable[[], bool]) -> str:
+    def join(
+        self,
+        place: tuple[str, int],
+        patience: float,
+        stopped: Callable[[], bool],
+        leave: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> str:
         """Connects to the coordinator at `place` (host name, port) and waits for all other pods.
 
-        `stopped` is asked every half a second; where it is true, the wait ends.
+        `stopped` is asked every half a second; where it is true, the wait ends. From the start on a thread
+        listens: it calls `leave` when the ranks shall save and end, `stop` when all is over.
 
         Returns:
             The coordinator's address in numbers; empty where there is nothing to start: see `verdict`, which
@@ -327,59 +335,45 @@ class Member:
                 )
                 return ""
             try:
-                stream = Stream(socket.create_connection(place, timeout=5.0), self._secret, is_caller=True)
+                connection = socket.create_connection(place, timeout=5.0)
             except OSError as error:
                 why = error.strerror or str(error)
                 time.sleep(0.5)
                 continue
-            stream.send(f"join {self.role} {numbers}")
+            connection.settimeout(None)
+            self._stream, self._over = Stream(connection, self._secret, is_caller=True), threading.Event()
+            self._stream.send(f"join {self.role} {numbers}")
+            threading.Thread(target=self._listen, args=(leave, stop), daemon=True).start()
             # The coordinator's own patience is as long; it names who is missing.
-            started = self._wait_for_start(stream, deadline + LEAVING, stopped)
-            if started:
-                self._stream = stream
-                return str(stream.connection.getpeername()[0])
-            stream.close()
+            while not self._over.is_set() and time.monotonic() < deadline + LEAVING and not stopped():
+                if self._started.wait(0.5):
+                    return str(connection.getpeername()[0])
+            self.close()
+            self._over.wait(LEAVING)
             if self.verdict is not None:
                 return ""
             why = "it closed the connection; is it the coordinator of this run, with the same secret?"
             time.sleep(0.5)
         return ""
 
-    def _wait_for_start(self, stream: Stream, deadline: float, stopped: Callable[[], bool]) -> bool:
-        stream.connection.settimeout(0.5)
-        while not stopped() and time.monotonic() < deadline:
-            try:
-                lines = _blocking_lines(stream)
-            except socket.timeout:
-                continue
-            if lines is None:
-                return False
-            for words in lines:
-                if words == ["start"]:
-                    return True
-                self._take_verdict(words)
-            if self.verdict is not None:
-                return False
-        return False
-
-    def watch(self, leave: Callable[[], None], stop: Callable[[], None]) -> None:
-        """Listens in a thread: calls `leave` when the ranks shall save and end, `stop` when all is over."""
+    def _listen(self, leave: Callable[[], None], stop: Callable[[], None]) -> None:
         assert self._stream is not None
-        self._stream.connection.settimeout(None)
-        threading.Thread(target=self._listen, args=(self._stream, leave, stop), daemon=True).start()
-
-    def _listen(self, stream: Stream, leave: Callable[[], None], stop: Callable[[], None]) -> None:
         while self.verdict is None:
-            lines = stream.receive()
-            if lines is None:
+            lines = self._stream.receive()
+            if lines is None and self._started.is_set():
                 self.verdict = Verdict(1, "the connection to the scheduler's pod has been lost")
+            if lines is None:
                 break
             for words in lines:
-                if words == ["leave"]:
+                if words == ["start"]:
+                    self._started.set()
+                elif words == ["leave"]:
                     leave()
-                self._take_verdict(words)
-        self._known.set()
-        stop()
+                elif len(words) >= 2 and words[0] == "stop" and is_number(words[1]):
+                    self.verdict = Verdict(min(int(words[1]), 255), " ".join(words[2:]))
+        self._over.set()
+        if self._started.is_set():
+            stop()
 
     def leaving(self) -> None:
         """Reports that this pod has been asked to end."""
@@ -390,7 +384,7 @@ class Member:
         """Reports the exit code of this pod's processes; waits for the run's."""
         if self._stream is not None:
             self._stream.send(f"ended {code}")
-        if not self._known.wait(TOGETHER + LEAVING) or self.verdict is None:
+        if not self._over.wait(TOGETHER + LEAVING) or self.verdict is None:
             self.verdict = Verdict(code or 1, "the scheduler's pod did not say how the run ended")
         return self.verdict
 
@@ -400,16 +394,6 @@ class Member:
             with contextlib.suppress(OSError):
                 self._stream.connection.shutdown(socket.SHUT_RDWR)  # a thread may be reading
             self._stream.close()
-
-    def _take_verdict(self, words: list[str]) -> None:
-        if len(words) >= 2 and words[0] == "stop" and is_number(words[1]):
-            self.verdict = Verdict(min(int(words[1]), 255), " ".join(words[2:]))
-
-
-def _blocking_lines(stream: Stream) -> list[list[str]] | None:
-    """`Stream.receive` of a connection with a time limit; raises socket.timeout where that is over."""
-    stream.connection.recv(1, socket.MSG_PEEK)
-    return stream.receive()
 
 
 def _name(who: tuple[str, int]) -> str:

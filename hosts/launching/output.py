@@ -130,33 +130,6 @@ class Screen:
             self._say(f"{name}: {error.strerror}; the run goes on and its lines are not shown there any more")
 
 
-class LogFile:
-    """A file to which lines are appended without prefix. Of its errors, the first is reported with `say`."""
-
-    def __init__(self, path: Path, say: Callable[[str], None]):
-        """Opens the file. Raises OSError when it cannot be made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._say = path, say
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-
-    def write(self, line: bytes) -> None:
-        """Appends a line, which has its end."""
-        if self._file is None:
-            return
-        try:
-            while line:
-                line = line[os.write(self._file, line) :]
-        except OSError as error:
-            self._say(f"{self._path}: {error.strerror}; the run goes on without this file")
-            self.close()
-
-    def close(self) -> None:
-        """Closes the file; lines that follow are dropped."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
 class Output:
     """Destinations of all lines of parts, by the parts' names, and of each the last one on standard error.
 
@@ -168,7 +141,7 @@ class Output:
         self, screens: tuple[Screen, Screen] | None, log_dir: Path | None, say: Callable[[str], None]
     ):
         self._screens, self._log_dir, self.say = screens, log_dir, say
-        self._logs: dict[str, tuple[LogFile, LogFile]] = {}
+        self._logs: dict[tuple[str, int], int | None] = {}  # descriptors; None: it could not be written
         self._last: dict[str, str] = {}
 
     def begin(self) -> None:
@@ -177,9 +150,12 @@ class Output:
 
     def open(self, name: str) -> None:
         """Opens a part's log files, if there are to be any. Raises OSError when they cannot be made."""
-        if self._log_dir is not None and name not in self._logs:
-            folder = self._log_dir / name.replace(" ", ".")
-            self._logs[name] = (LogFile(folder / "stdout", self.say), LogFile(folder / "stderr", self.say))
+        for which in (0, 1) if self._log_dir is not None else ():
+            if (name, which) not in self._logs:
+                path = self._log(name, which)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._logs[name, which] = os.open(path, flags, 0o666)
 
     def write(self, name: str, which: int, line: bytes) -> None:
         """Takes a line, which has its end, of standard output (`which` 0) or standard error (1)."""
@@ -189,9 +165,21 @@ class Output:
                 self._last[name] = text[:_LAST]
         if self._screens is not None:
             self._screens[which].write(f"[{name}] ", line)
-        if self._log_dir is not None:
-            self.open(name)
-            self._logs[name][which].write(line)
+        self.open(name)
+        log = self._logs.get((name, which))
+        if log is None:
+            return
+        try:
+            while line:
+                line = line[os.write(log, line) :]
+        except OSError as error:
+            self.say(f"{self._log(name, which)}: {error.strerror}; the run goes on without this file")
+            os.close(log)
+            self._logs[name, which] = None
+
+    def _log(self, name: str, which: int) -> Path:
+        assert self._log_dir is not None
+        return self._log_dir / name.replace(" ", ".") / ("stdout", "stderr")[which]
 
     def last_words(self, name: str) -> str:
         """The last line that the part wrote to standard error, cut to a readable length; may be empty."""
@@ -199,7 +187,7 @@ class Output:
 
     def close(self) -> None:
         """Closes the log files."""
-        for pair in self._logs.values():
-            for log in pair:
-                log.close()
+        for log in self._logs.values():
+            if log is not None:
+                os.close(log)
         self._logs.clear()

@@ -14,8 +14,11 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from base.errors import RUN_AGAIN
@@ -26,7 +29,7 @@ from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
 from hosts.launching.signals import Signals
-from hosts.reach import Fault, Probe, Question, check, faults_of
+from hosts.reach import Fault, Question, check, faults_of
 
 RECORDS = "restarts.jsonl"
 NOTES = "failures"  # the ranks' notes, a folder in --ckpt_dir for as long as a start lasts
@@ -166,36 +169,40 @@ class Recall:
 
     def __init__(self, roster: Roster, question: Question, ckpt_dir: str, interval: float):
         self._roster, self._question, self._ckpt_dir, self._interval = roster, question, ckpt_dir, interval
-        self._probe: Probe | None = None
-        self._answered: frozenset[str] = frozenset()
+        self._thread = ThreadPoolExecutor(1)  # asks: hosts may take long to answer
+        self._closed = threading.Event()
+        self._asked: frozenset[str] = frozenset()
+        self._faults: Future[Mapping[str, Fault]] | None = None
+        self.answered: frozenset[str] = frozenset()  # hosts that can be taken back
         self._begun = look(ckpt_dir)
         self._next = time.monotonic() + self._pause()
 
     def __call__(self) -> bool:
         if not (self._roster.is_short() and self._roster.left_out):
             return False
-        if self._probe is not None:
-            faults = self._probe.result()
-            if faults is None:
+        if self._faults is not None:
+            if not self._faults.done():
                 return False
-            self._answered = frozenset(self._probe.hosts) - set(faults)
-            self._probe = None
+            self.answered = self._asked - set(self._faults.result())
+            self._faults = None
             self._next = time.monotonic() + self._pause()
-        if self._answered:
+        if self.answered:
             return look(self._ckpt_dir).is_later_than(self._begun)
         if time.monotonic() >= self._next:
-            self._probe = Probe(self._roster.left_out, self._question)
+            self._asked = frozenset(self._roster.left_out)
+            self._faults = self._thread.submit(
+                faults_of, self._asked, self._question, self._wait, lambda line: None
+            )
         return False
-
-    @property
-    def answered(self) -> frozenset[str]:
-        """Hosts that can be taken back."""
-        return self._answered
 
     def close(self) -> None:
         """Ends a question that has no answer yet."""
-        if self._probe is not None:
-            self._probe.close()
+        self._closed.set()
+        self._thread.shutdown()
+
+    def _wait(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise InterruptedError("nobody waits for the answers any more")
 
     def _pause(self) -> float:
         # A host that has been left out several times is asked more and more seldom.
@@ -221,7 +228,7 @@ class Restarts:
             question: for hosts that are not this machine.
         """
         self._policy, self._roster, self._ckpt_dir, self._question = policy, roster, ckpt_dir, question
-        self._signals, self._say = signals, say
+        self._wait, self._say = partial(wait, signals), say
         self._budget = Budget(policy, look(ckpt_dir))
         self._number = 0
         self._restart: dict[str, Any] | None = None  # facts of the one that is being prepared
@@ -304,7 +311,9 @@ class Restarts:
             self._say(refusal)
             return None
         host = failure.host
-        if host is not None and self._can_leave_out(host) and self._roster.strike(host):
+        # Only where the run could go on without it.
+        needed = host not in self._roster.in_use() or self._roster.available <= self._fewest()
+        if host is not None and not needed and self._roster.strike(host):
             self._say(f"{host} has failed too often and is left out")
         now = time.time()
         steps = max(0, logged - saved.step)
@@ -317,10 +326,6 @@ class Restarts:
         lost = f"; {steps} steps and {seconds:.0f} s of work are lost" if steps or seconds >= 1 else ""
         self._report(facts, saved, self._budget.wait, f"{said(failure)}{lost}")
         return self._budget.wait
-
-    def _can_leave_out(self, host: str) -> bool:
-        """Whether the run could go on without a host."""
-        return host in self._roster.in_use() and self._roster.available > self._fewest()
 
     def _fewest(self) -> int:
         """Number of hosts that a start needs. The first checkpoint notes how many processes a run began with;
@@ -381,9 +386,6 @@ class Restarts:
     def _faults(self, hosts: Iterable[str]) -> Mapping[str, Fault]:
         """Those of some hosts that cannot be used."""
         return faults_of(hosts, self._question, self._wait, self._say)
-
-    def _wait(self, seconds: float) -> None:
-        wait(self._signals, seconds)
 
 
 def wait(signals: Signals, seconds: float) -> None:

@@ -56,45 +56,6 @@ def finish(run):
     return result
 
 
-@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 0)])
-def test_a_rank_stopped_before_it_joins(launcher, rank, tmp_path):
-    with start(launcher, tmp_path, "exchange") as run:
-        for each in range(2):
-            wait_for_file(tmp_path / f"pid.{each}", run=run)
-        pid = strike(tmp_path, rank, signal.SIGSTOP)
-        (tmp_path / "go").touch()
-        result = finish(run)
-    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
-    assert f"waited {TIMEOUT:g} s (--comm_timeout) for the other ranks to join" in line
-    assert f"stopped by a signal on this host: rank {rank} (pid {pid})" in line
-
-
-@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 1), ("gloo", 0)])
-def test_a_rank_stopped_between_exchanges(launcher, rank, tmp_path):
-    with start(launcher, tmp_path, "exchange") as run:
-        let_exchange(run, tmp_path)
-        pid = strike(tmp_path, rank, signal.SIGSTOP)
-        result = finish(run)
-    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
-    assert f"rank {rank} (" in line and f"pid {pid}" in line
-    assert f"given no sign of life for {TIMEOUT:g} s (--comm_timeout)" in line
-
-
-@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 1), ("gloo", 0)])
-def test_a_rank_killed_between_exchanges(launcher, rank, tmp_path):
-    with start(launcher, tmp_path, "exchange", timeout=UNHURRIED) as run:
-        let_exchange(run, tmp_path)
-        pid = strike(tmp_path, rank, signal.SIGKILL)
-        result = finish(run)
-    lines = [line for line in result.stderr.splitlines() if "error: " in line]
-    if launcher == "mpirun":  # at once, and mpirun says it
-        assert result.returncode == 128 + signal.SIGKILL
-        assert f"process rank {rank}" in result.stderr
-    else:
-        (line,) = lines
-        assert f"rank {rank} (" in line and f"pid {pid}" in line and "ended without closing the run" in line
-
-
 def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
     """Two network namespaces: signs of life cross the wire, and the other host is named."""
     args = ["horovod", tmp_path, TIMEOUT, "exchange"]

@@ -17,19 +17,19 @@ each figure, measuring (time and order), report (the page).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Sequence
+from typing import Any, Sequence
 
 from base.command_line import whole
 from base.machine import describe
 from tests.faults.catalogue import PROGRAMS
-from tests.faults.figure import BACKENDS, Figure, Program
+from tests.faults.figure import BACKENDS, Figure
 from tests.faults.measuring import Caught, Clock, Plan, measure, tally_of, try_damages, units_of
 from tests.faults.report import Page, read, shown, write
 from tests.processes import MARKER, ROOT
@@ -40,37 +40,36 @@ PAGE = ROOT / "docs" / "reliability.md"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     options = _parser().parse_args(argv)
-    programs = [each for each in PROGRAMS if not options.figures or each.number in options.figures]
+    chosen = options.figures or [each.number for each in PROGRAMS if not each.by_hand]
+    programs = [each for each in PROGRAMS if each.number in chosen]
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # ranks are as many as cores
+    clock = Clock(options.minutes)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+        signal.signal(number, clock.stop)
     folder = Path(tempfile.mkdtemp(prefix="reliability-"))
     try:
         plan = Plan(units_of(programs, options.backends), options.seed, folder, options.skip)
         if options.case:
             return _try_case(plan, options.case)
-        return _measure(plan, options, programs)
+        return _measure(plan, options, clock)
     finally:
         _end_processes()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measure(plan: Plan, options: argparse.Namespace, programs: Sequence[Program]) -> int:
+def _measure(plan: Plan, options: argparse.Namespace, clock: Clock) -> int:
     figures: dict[tuple[str, str], Figure] = {}
     damages: list[Caught] = []
 
     def keep(figure: Figure) -> None:
         figures[figure.number, figure.backend] = figure
 
-    code, facts = 0, _facts(options)
-    clock = Clock(options.minutes)
-    try:
+    facts = _facts(options)
+    with contextlib.suppress(SystemExit):
         if options.damage:
             try_damages(plan, clock, damages.append)
         else:
             measure(plan, clock, keep)
-    except SystemExit as stopped:
-        code = int(str(stopped.code))
     tried = Page().with_results(facts, figures.values(), damages)
     print(shown(tried, PROGRAMS), flush=True)
     if options.output is not None:
@@ -78,15 +77,18 @@ def _measure(plan: Plan, options: argparse.Namespace, programs: Sequence[Program
         write(page, PROGRAMS, options.output)
         print(f"\n{options.output}, {options.output.with_suffix('.json')}", flush=True)
     failed = any(each.tried and not each.holds for each in figures.values())
-    return code or int(failed or any(each.noticed is False for each in damages))
+    if clock.stopped_by:
+        return 128 + clock.stopped_by
+    return int(failed or any(each.noticed is False for each in damages))
 
 
 def _try_case(plan: Plan, case: str) -> int:
     """Tries one case on each unit, and says what happened."""
     failed = False
     for program, backend in plan.units:
-        with program.opened(plan.setting(program, backend, 600.0)) as attempt:
-            tally = tally_of(attempt, case)
+        setting = plan.setting(program, backend, 600.0)
+        with program.around(setting):
+            tally = tally_of(program, setting, case)
         failed |= tally.held < tally.tried
         result = "\n".join([f"{tally.held} of {tally.tried} held", *tally.failures])
         print(f"{program.number} {backend} {case}: {result}", flush=True)
@@ -115,7 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "for everything together (default 30); each figure has its share, what one leaves others get"
     parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="M", help=text)
     numbers = ", ".join(each.number for each in PROGRAMS)
-    text = f"of {numbers}; with commas (default: all)"
+    by_hand = " and ".join(each.number for each in PROGRAMS if each.by_hand)
+    text = f"of {numbers}; with commas (default: all but {by_hand})"
     parser.add_argument(
         "--figures", type=_choices([each.number for each in PROGRAMS]), metavar="N", help=text
     )
@@ -155,12 +158,6 @@ def _choices(known: Sequence[str]) -> Any:
         return chosen
 
     return choose
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends the command in order: contexts end their processes, the table shows what there is."""
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
 
 
 def _end_processes() -> None:

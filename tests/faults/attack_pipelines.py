@@ -13,21 +13,29 @@ import itertools
 import os
 import random
 import re
-import shutil
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
-from tests.faults.fail_and_restart import fill
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import LAST, LIMIT, ONE_THREAD, Job, differences, named, parsed
-from tests.faults.kill_at_boundary import metrics
-from tests.faults.kill_pause_cut import PATCHES as MISSING
-from tests.faults.test_kill_pause_cut import find
-from tests.processes import Run, RunResult, start_ranks
+from tests.faults.disks import fill, small_disk
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
+from tests.faults.jobs import (
+    END_SECONDS,
+    LAST,
+    UNNAMED,
+    UNSEEN,
+    Job,
+    differences,
+    find,
+    is_stopped,
+    last_step,
+    undamaged,
+    unsaved,
+    wait_for_step,
+)
+from tests.processes import Run, RunResult, until
 from training.checkpoint import newest_complete
 from training.pipeline.options import SCHEDULES
 from training.pipeline.placement import PLACEMENTS
@@ -37,27 +45,9 @@ KILLED, STOPPED, TERMINATED, FULL = HOW = ("killed", "stopped", "SIGTERM", "disk
 STEPS, SAVING = WHEN = ("steps", "saving")
 RECEIVING = "receiving"  # what the other stages hold; then the files of a checkpoint are written
 MOMENTS = (RECEIVING, ".params", ".states.npz", ".json")  # of saving
-DISK = 64 << 20
 LONGEST = 900.0  # seconds of a launch; it takes 8 on two cores of its own, and 300 on ones shared with twenty
 PATIENCE = 15  # --comm_timeout of a run of which a rank is stopped; four ranks on two cores join slowly
 SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, TERMINATED: signal.SIGTERM}
-UNSEEN, UNNAMED, UNSAVED = (
-    "signs of life are not looked at",
-    "nobody is named",
-    "a stopped run saves nothing",
-)
-PATCHES = {
-    UNSEEN: MISSING[UNSEEN],
-    UNNAMED: MISSING[UNNAMED],
-    # On all ranks: one alone that does not save with the others leaves them waiting.
-    UNSAVED: """
-import training.last_good
-save = training.last_good.Checkpoints.save
-training.last_good.Checkpoints.save = lambda self, step, planned, ended, interrupted: (
-    None if interrupted and not ended else save(self, step, planned, ended, interrupted)
-)
-""",
-}
 
 # Formatted with the first step whose checkpoint counts, and the moment.
 STOPPING_ITSELF = """
@@ -106,9 +96,8 @@ class Case:
     placement: str
 
     @classmethod
-    def of(cls, text: str) -> Case:
-        """Reads a case's name."""
-        parts = parsed(text)
+    def of(cls, parts: Parts) -> Case:
+        """Reads the parts of a case's name."""
         return cls(**{**parts, "who": int(parts["who"]), "step": int(parts["step"])})  # type: ignore[arg-type]
 
     @property
@@ -146,34 +135,21 @@ def cases(setting: Setting) -> Iterator[str]:
         yield named(who=who, how=how, when=when, step=step, **kinds)
 
 
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run that is attacked, and resumed."""
-    disk = setting.work / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
-
-    def attempt(text: str) -> Tally:
-        case = Case.of(text)
-        expected = undisturbed(setting, case)
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run that is attacked, and resumed."""
+    case = Case.of(parts)
+    expected = undisturbed(setting, case)
+    with small_disk(setting.folder("disks") / "disk", "64M") as disk:
         directory = disk / "run"
-        shutil.rmtree(directory, ignore_errors=True)
-        (disk / "filled").unlink(missing_ok=True)
         patience = {"comm_timeout": PATIENCE} if case.how == STOPPED else {}
-        job = Job(setting, 2, PATCHES.get(setting.damage, "") + case.stops_itself)
-        with started(job, case, directory, **patience) as run:
+        with started(Job(setting, 2, case.stops_itself), case, directory, **patience) as run:
             failure = attacked(case, run, directory)
-        (disk / "filled").unlink(missing_ok=True)
         if failure:
             return Tally.of(failure)
-        with started(Job(setting, 2), case, directory) as run:
+        (disk / "filled").unlink(missing_ok=True)
+        with started(Job(undamaged(setting), 2), case, directory) as run:
             run.wait().check()
         return Tally.of(differences(directory, expected))
-
-    try:
-        yield attempt
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def undisturbed(setting: Setting, case: Case) -> Path:
@@ -181,15 +157,15 @@ def undisturbed(setting: Setting, case: Case) -> Path:
     bits."""
     directory = setting.shared / "whole-stages"
     if not (directory / f"{LAST:07d}.json").exists():
-        with started(Job(setting, 2), case, directory) as run:
+        with started(Job(undamaged(setting), 2), case, directory) as run:
             run.wait().check()
     return directory
 
 
 def started(job: Job, case: Case, directory: Path, **options: Any) -> Run:
-    """Starts or resumes the run."""
+    """Starts or resumes the run, under mpirun alone."""
     words = job.words(directory, **case.options, **options)
-    return start_ranks(job.script, RANKS, timeout=LONGEST, args=words, env=ONE_THREAD, grace=15.0)
+    return job.start(words, RANKS, launcher="mpirun", timeout=LONGEST)
 
 
 def attacked(case: Case, run: Run, directory: Path) -> str:
@@ -202,9 +178,9 @@ def attacked(case: Case, run: Run, directory: Path) -> str:
     victim = find(run, "mpirun", case.who)
     saving = find(run, "mpirun", 0)
     if case.stops_itself:
-        _wait_until(run, lambda: is_stopped(saving), "rank 0 did not stop while it saved")
+        until(lambda: is_stopped(saving), run, pause=0.001)
     else:
-        _wait_until(run, lambda: last_step(directory) >= case.step, f"step {case.step} was not logged")
+        wait_for_step(run, directory, case.step)
     before = last_step(directory)
     if case.how == FULL:
         fill(directory.parent / "filled")
@@ -213,7 +189,7 @@ def attacked(case: Case, run: Run, directory: Path) -> str:
     if case.stops_itself and (case.who, case.how) != (0, STOPPED):
         with contextlib.suppress(ProcessLookupError):
             os.kill(saving, signal.SIGCONT)
-    run.end_within(4 * LIMIT)
+    run.end_within(4 * END_SECONDS)
     begun = time.monotonic()
     result = run.wait()
     return judged(case, result, time.monotonic() - begun, directory, before)
@@ -226,7 +202,7 @@ def judged(case: Case, result: RunResult, seconds: float, directory: Path, befor
     said = result.stderr + "".join(rank.stderr for rank in result.ranks)
     if result.timed_out or result.returncode == 0:
         return f"it did not end: {told}"
-    if seconds > LIMIT:
+    if seconds > END_SECONDS:
         return f"it ended after {seconds:.0f} s: {told}"
     newest = newest_complete(str(directory), lambda message: None)
     if newest is None:
@@ -244,29 +220,9 @@ def judged(case: Case, result: RunResult, seconds: float, directory: Path, befor
     return ""
 
 
-def last_step(directory: Path) -> int:
-    """The last step in the metrics; 0 for none."""
-    return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped by a signal."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "T"
-    return False
-
-
 def _is_named(rank: int, said: str) -> bool:
     reasons = re.findall(r".*(?:error: |(?:mpi|prte)run noticed).*", said)
     return any(re.search(rf"rank {rank}\b", line) for line in reasons)
-
-
-def _wait_until(run: Run, holds: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + LONGEST
-    while not holds():
-        assert run.poll() is None, f"{otherwise}: {run.wait().describe()}"
-        assert time.monotonic() < end, otherwise
-        time.sleep(0.001)
 
 
 def _case(who: int, how: str) -> str:
@@ -281,11 +237,13 @@ PROGRAM = Program(
     seconds=45,
     backends=("hvd_mpi",),
     cases=cases,
-    opened=opened,
+    attempt=attempt,
     damages={
-        UNSEEN: Damage(_case(3, STOPPED), "did not end|ended after"),
-        UNNAMED: Damage(_case(3, STOPPED), "nobody names rank 3"),
-        UNSAVED: Damage(_case(1, TERMINATED), "the newest checkpoint is that"),
+        "signs of life are not looked at": Damage(_case(3, STOPPED), "did not end|ended after", UNSEEN),
+        "nobody is named": Damage(_case(3, STOPPED), "nobody names rank 3", UNNAMED),
+        "a stopped run saves nothing": Damage(
+            _case(1, TERMINATED), "the newest checkpoint is that", unsaved("and not ended")
+        ),
     },
     note="mpirun only, over which stages exchange messages; --comm_timeout 15",
 )

@@ -1,4 +1,4 @@
-"""Every option of every command with values that it cannot take: one line and exit code 2, at once.
+"""Figure 10: every option of every command with values that it cannot take: one line, exit code 2, at once.
 
 `all_cases` lists them from the commands' own parsers, so that an option which is added is attacked too.
 `parse` tries a case in this process, by the command's own parsing; `run` starts the command.
@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 from unittest import mock
 
@@ -32,12 +31,12 @@ from data import convert_npz, embedded, inspect, prepare, train_vocab
 from data.classification import embedded as embedded_pairs
 from data.questions import cloze, score
 from hosts import launch
-from tests.processes import run_command
+from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, named, shuffled
+from tests.processes import ROOT, run_command
 from training import profile
 from training.finetuning.options import parse as parse_finetuning
 from training.options import parse_options
 
-ROOT = Path(__file__).resolve().parents[2]
 LONG, DIGITS = 5_000, "9" * 26
 _UNKNOWN = "--no_such_option"
 
@@ -190,3 +189,74 @@ def _attempt(command: Command, words: Sequence[str], option: str = "") -> Outcom
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
     return Outcome(option, code, error.buffer.getvalue().decode("utf-8"), time.process_time() - begun)
+
+
+# --- The figure.
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """All of them by the commands' own parsing, then each as a process."""
+    yield named(all="parsed")
+    yield from shuffled((named(number=number) for number in range(len(all_cases()))), setting)
+
+
+@contextlib.contextmanager
+def in_folder(setting: Setting) -> Iterator[None]:
+    """A command that takes a bad value goes on to work, and may write files where it is."""
+    before = os.getcwd()
+    os.chdir(setting.work)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """One command as a process, or all of them, or those of one command, in this process."""
+    every = all_cases()
+    if "number" in parts:
+        one = every[int(parts["number"])]
+        return Tally.of(_fault(one, run))
+    chosen = [each for each in every if parts.get("command", each.command) == each.command]
+    return Tally.of(*(_fault(each, parse) for each in chosen), tried=len(chosen))
+
+
+def _fault(case: Case, try_it: Callable[[Case], Outcome]) -> str:
+    try:
+        outcome = try_it(case)
+    except Exception as error:  # what would be a traceback
+        return f"{case.line}: {type(error).__name__}: {error}"
+    if outcome.good:
+        return ""
+    lines = outcome.error.splitlines()
+    said = f"{len(lines)} lines, the last: {lines[-1][:200]}" if lines else "without a word"
+    return f"{case.line}: code {outcome.code} after {outcome.seconds:.2f} s, {said}"
+
+
+# Of one command, whose parsing does nothing else: with values unchecked, others would go on to their work.
+ONE = named(command="run_pretraining_hvd.py")
+PROGRAM = Program(
+    "10",
+    "bad values of every option of every command",
+    "code 2, one line, under 1 s",
+    weight=0.5,
+    seconds=3,
+    backends=(ONCE,),
+    cases=cases,
+    attempt=attempt,
+    around=in_folder,
+    damages={
+        "values are not looked at when options are parsed": Damage(
+            ONE,
+            "code |TypeError",
+            broken=lambda: mock.patch.object(
+                argparse.ArgumentParser, "_get_value", lambda self, action, text: text
+            ),
+        ),
+        "a wrong option prints the usage": Damage(
+            ONE,
+            r"code 2 after \S+ s, \d+ lines",
+            broken=lambda: mock.patch.object(OptionParser, "error", argparse.ArgumentParser.error),
+        ),
+    },
+)

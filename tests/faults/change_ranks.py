@@ -3,23 +3,29 @@ killed and resumed, and many more by the feeds of all ranks in one process (test
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import shutil
-import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator
 
-from tests.faults.figure import ONCE, Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import ONE_THREAD, SECONDS, Job, corpus, named, parsed, starter
-from tests.faults.kill_at_boundary import metrics
+from tests.faults import change_feeds
+from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
+from tests.faults.jobs import (
+    OWN_COUNTS,
+    Job,
+    corpus,
+    kill_all,
+    last_step,
+    metrics,
+    moved,
+    undamaged,
+    wait_for_checkpoint,
+    wait_for_step,
+)
 from tests.faults.taken import patch, steps_in, uncounted, unlike_metrics, unlike_steps
-from tests.faults.test_kill_pause_cut import wait_for_checkpoint
-from tests.processes import Run, start_ranks
 
-KINDS = ("pretraining", "finetuning")
 KILLS = 10
 RANKS = (1, 2, 3, 4)
 MICRO_BATCHES = (4, 6)  # of a step: 3 ranks, or 4, cannot divide them evenly
@@ -28,30 +34,6 @@ ROUNDING = 1e-5  # relative, of losses and norms of gradients; measured: 2e-7
 POSITIONS = {
     "a position in the data is one too far": 1,
     "a position in the data is one too early": -1,
-}
-PATCHES = {
-    **{
-        name: f"""
-import training.run
-place = training.run.position_to_continue
-def moved(start, *rest, **named):
-    position, messages = place(start, *rest, **named)
-    return position + ({by} if start.step else 0), messages
-training.run.position_to_continue = moved
-"""
-        for name, by in POSITIONS.items()
-    },
-    "each rank has dropout masks of its own": """
-import os, training.loop
-seed_of = training.loop.dropout_seed
-training.loop.dropout_seed = lambda seed, step, number: seed_of(seed, step, number + os.getpid())
-""",
-    "a rank divides its losses by what it has itself": """
-import training.step
-from comm.local import LocalCommunicator
-factors = training.step.TrainStep._factors
-training.step.TrainStep._factors = lambda self, batches, sharing: factors(self, batches, LocalCommunicator())
-""",
 }
 
 
@@ -65,44 +47,28 @@ def options(setting: Setting) -> dict[str, Any]:
     }
 
 
-def cases(setting: Setting) -> Iterator[str]:
-    """Endless: runs with other kills and numbers of ranks each."""
-    draw = random.Random(setting.seed)
-    while True:
-        for micro_batches in MICRO_BATCHES:
-            yield named(kills=KILLS, micro_batches=micro_batches, seed=draw.randrange(10**6))
-
-
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run that is killed and resumed with another number of ranks, again and again; for the
-    first time when it has a checkpoint, before which it would begin anew with those ranks."""
-
-    def attempt(case: str) -> Tally:
-        parts = {name: int(value) for name, value in parsed(case).items()}
-        expected = undisturbed(setting, parts["micro_batches"])
-        directory = setting.work / "run"
-        shutil.rmtree(directory, ignore_errors=True)
-        (directory / "taken").mkdir(parents=True)
-        draw = random.Random(parts["seed"])
-        sizes = lives(draw, parts["kills"], parts["micro_batches"])
-        accumulate = parts["micro_batches"] // sizes[0]
-        job = Job(setting, accumulate, patch(directory / "taken") + PATCHES.get(setting.damage, ""))
-        for left, size in zip(range(parts["kills"], 0, -1), sizes):
-            with started(job, size, directory) as run:
-                last = last_step(directory)
-                most = 2 * (STEPS - 5 - last) // (left + 2)
-                wait_for_a_step(run, directory, last + draw.randint(1, max(1, most)))
-                wait_for_checkpoint(run, directory)
-                time.sleep(draw.uniform(0, 0.05))
-                for pid in run.pids():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-        with started(job, sizes[-1], directory) as run:
-            run.wait().check()
-        return Tally.of("; ".join(list(wrong(directory, expected))[:3]))
-
-    yield attempt
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run that is killed and resumed with another number of ranks, again and again; for the first time when
+    it has a checkpoint, before which it would begin anew with those ranks."""
+    kills, micro_batches = int(parts["kills"]), int(parts["micro_batches"])
+    expected = undisturbed(setting, micro_batches)
+    directory = setting.folder("run")
+    (directory / "taken").mkdir()
+    draw = random.Random(int(parts["seed"]))
+    sizes = lives(draw, kills, micro_batches)
+    job = Job(setting, micro_batches // sizes[0], patch(directory / "taken"))
+    words = job.words(directory, **options(setting))
+    for left, size in zip(range(kills, 0, -1), sizes):
+        with job.start(words, size) as run:
+            last = last_step(directory)
+            most = 2 * (STEPS - 5 - last) // (left + 2)
+            wait_for_step(run, directory, last + draw.randint(1, max(1, most)))
+            wait_for_checkpoint(run, directory)
+            time.sleep(draw.uniform(0, 0.05))
+            kill_all(run)
+    with job.start(words, sizes[-1]) as run:
+        run.wait().check()
+    return Tally.of("; ".join(list(wrong(directory, expected))[:3]))
 
 
 def lives(draw: random.Random, kills: int, micro_batches: int) -> list[int]:
@@ -123,40 +89,11 @@ def undisturbed(setting: Setting, micro_batches: int) -> Path:
     if not (directory / "results.json").exists():
         shutil.rmtree(directory, ignore_errors=True)  # of one that failed
         (directory / "taken").mkdir(parents=True)
-        work = setting.work / directory.name
-        work.mkdir(exist_ok=True)
-        alone = Job(Setting("hvd_mpi", 0, work, setting.shared, 0), micro_batches, patch(directory / "taken"))
-        words = alone.words(directory, **options(setting))
-        with start_ranks(alone.script, 1, "none", timeout=SECONDS, env=ONE_THREAD, args=words) as run:
+        alone = replace(undamaged(setting), backend="hvd_gloo", work=setting.folder(directory.name))
+        job = Job(alone, micro_batches, patch(directory / "taken"))
+        with job.start(job.words(directory, **options(setting)), ranks=1) as run:
             run.wait().check()
     return directory
-
-
-def started(job: Job, size: int, directory: Path) -> Run:
-    """Starts or resumes a run with a number of ranks."""
-    words = job.words(directory, **options(job.setting))
-    launcher = starter(job.setting)
-    if (launcher, size) == ("gloo", 1):
-        launcher = "none"  # horovodrun fails where it keeps the output of a single rank (log of 0)
-    return start_ranks(job.script, size, launcher, timeout=SECONDS, env=ONE_THREAD, args=words, grace=15.0)
-
-
-def last_step(directory: Path) -> int:
-    """The last step in the metrics; 0 for none."""
-    return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
-
-
-def wait_for_a_step(run: Run, directory: Path, step: int) -> None:
-    """Waits until a step is in the metrics.
-
-    Raises:
-        AssertionError: the run ended before, or it took too long.
-    """
-    end = time.monotonic() + SECONDS
-    while last_step(directory) < step:
-        assert run.poll() is None, run.wait().describe()
-        assert time.monotonic() < end, f"step {step} never came"
-        time.sleep(0.002)
 
 
 def wrong(directory: Path, expected: Path) -> Iterator[str]:
@@ -169,48 +106,42 @@ def wrong(directory: Path, expected: Path) -> Iterator[str]:
 
 
 CASE = named(kills=1, micro_batches=6, seed=1)
-SAID = ("samples|comes twice|finished", "samples|comes twice|finished", "dropout|differ", "differ")
 PROGRAM = Program(
     "2",
     "10 kills, each followed by another number of ranks (1 to 4): samples, masks, losses within rounding",
     "each sample once an epoch",
     weight=2,
     seconds=150,
-    cases=cases,
-    opened=opened,
-    damages={name: Damage(CASE, said) for name, said in zip(PATCHES, SAID)},
+    cases=endless(*({"kills": KILLS, "micro_batches": each} for each in MICRO_BATCHES)),
+    attempt=attempt,
+    damages={
+        **{name: Damage(CASE, "samples|comes twice|finished", moved(by)) for name, by in POSITIONS.items()},
+        "each rank has dropout masks of its own": Damage(
+            CASE,
+            "dropout|differ",
+            """
+import os, training.loop
+seed_of = training.loop.dropout_seed
+training.loop.dropout_seed = lambda seed, step, number: seed_of(seed, step, number + os.getpid())
+""",
+        ),
+        "a rank divides its losses by what it has itself": Damage(CASE, "differ", OWN_COUNTS),
+    },
 )
 
 
-def feed_cases(setting: Setting) -> Iterator[str]:
-    """Endless: runs of other data, batches and numbers of ranks each."""
-    draw = random.Random(setting.seed)
-    while True:
-        for kind in KINDS:
-            yield named(kind=kind, seed=draw.randrange(10**6))
-
-
-@contextlib.contextmanager
-def feeds_opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: the feeds of a run that is killed ten times and goes on with another number of ranks."""
-    from tests.faults import change_feeds
+def attempt_feeds(setting: Setting, parts: Parts) -> Tally:
+    """The feeds of a run that is killed ten times and goes on with another number of ranks."""
 
     def damage(position: int) -> int:
         return max(0, position + POSITIONS.get(setting.damage, 0))
 
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        folder = setting.work / "run"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        seed = int(parts["seed"])
-        if parts["kind"] == "pretraining":
-            outcome = change_feeds.pretraining(folder, seed, KILLS, damage)
-        else:
-            outcome = change_feeds.finetuning(seed, KILLS, damage)
-        return Tally.of("; ".join(outcome.errors[:3]))
-
-    yield attempt
+    seed = int(parts["seed"])
+    if parts["kind"] == "pretraining":
+        outcome = change_feeds.pretraining(setting.folder("run"), seed, KILLS, damage)
+    else:
+        outcome = change_feeds.finetuning(seed, KILLS, damage)
+    return Tally.of("; ".join(outcome.errors[:3]))
 
 
 FEED_CASE = named(kind="pretraining", seed=3)
@@ -221,7 +152,7 @@ FEEDS = Program(
     weight=0.5,
     seconds=3,
     backends=(ONCE,),
-    cases=feed_cases,
-    opened=feeds_opened,
+    cases=endless({"kind": "pretraining"}, {"kind": "finetuning"}),
+    attempt=attempt_feeds,
     damages={name: Damage(FEED_CASE, "has other|samples come") for name in POSITIONS},
 )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import Iterator, NamedTuple
 
 import numpy as np
 
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import ONE_THREAD, named, parsed
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless, named
+from tests.faults.jobs import ONE_THREAD
 from tests.processes import ROOT, run_ranks
-
-if TYPE_CHECKING:
-    from tests.comm.test_equality import Seen
 
 WORKER = ROOT / "tests" / "comm" / "equality_worker.py"
 COMMUNICATORS = {"hvd_mpi": "horovod", "hvd_gloo": "horovod", "byteps": "byteps"}
@@ -50,54 +46,70 @@ BODIES = {
 }
 
 
+class Seen(NamedTuple):
+    """The report of one rank on one run."""
+
+    steps: dict[str, list]
+    gradients: dict[str, np.ndarray]
+    parameters: dict[str, np.ndarray]
+
+
+def read(path: Path) -> Seen:
+    """The files of a rank; `path`: the beginning of their names."""
+    arrays = []
+    for kind in ("gradients", "parameters"):
+        with np.load(f"{path}.{kind}.npz") as file:
+            arrays.append({name: file[name] for name in file.files})
+    return Seen(json.loads(Path(f"{path}.steps.json").read_text(encoding="utf-8")), *arrays)
+
+
+def same_steps(found: Seen, expected: Seen) -> bool:
+    """repr: it tells two floats apart unless they have the same bits, and calls NaN and NaN the same."""
+    return repr(found.steps) == repr(expected.steps)
+
+
 def cases(setting: Setting) -> Iterator[str]:
     """Two and three ranks with other data each, where sums have one order. BytePS's servers add more than two
     workers' in the order of arrival, so three ranks are those of one worker there."""
-    draw = random.Random(setting.seed)
     sizes = ((2, 1), (2, 2), (3, 3)) if setting.backend == "byteps" else ((2, 1), (3, 1))
-    while True:
-        for ranks, local in sizes:
-            yield named(ranks=ranks, local=local, seed=draw.randrange(10**6))
+    return endless(*({"ranks": ranks, "local": local} for ranks, local in sizes))(setting)
 
 
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: 50 steps with one and with three micro-batches, and the former again."""
-    # These import mxnet, which the command itself does without.
-    from tests.comm.equality_worker import RUNS
-    from tests.comm.test_equality import read, same_steps
+def launch(setting: Setting, backend: str, directory: Path, parts: Parts) -> dict[str, list[Seen]]:
+    """Runs the case's ranks, or for the backend "local" one process alone; returns what each has seen."""
+    from tests.comm.equality_worker import RUNS  # imports mxnet, which the command itself does without
+
+    alone = backend == "local"
+    ranks, local = (1, 1) if alone else (int(parts["ranks"]), int(parts["local"]))
+    code = WORKER if alone or not setting.damage else DAMAGED.format(body=BODIES[setting.damage])
+    directory.mkdir(parents=True, exist_ok=True)
+    run_ranks(
+        code,
+        ranks,
+        "none" if alone else setting.launcher,
+        timeout=200,
+        env=ONE_THREAD,
+        args=[backend, directory, parts["ranks"], parts["seed"]],
+        local_ranks=local,
+    ).check()
+    return {run: [read(directory / f"{rank}.{run}") for rank in range(ranks)] for run in RUNS}
+
+
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """50 steps with one and with three micro-batches, and the former again."""
     from tests.training.tiny import same_bits
 
-    def launch(backend: str, directory: Path, case: str) -> dict[str, list[Seen]]:
-        parts = parsed(case)
-        ranks, local = (int(parts["ranks"]), int(parts["local"])) if backend != "local" else (1, 1)
-        launcher = setting.launcher if backend != "local" else "none"
-        code = (
-            DAMAGED.format(body=BODIES[setting.damage]) if setting.damage and backend != "local" else WORKER
-        )
-        directory.mkdir(parents=True, exist_ok=True)
-        run_ranks(
-            code,
-            ranks,
-            launcher,
-            timeout=200,
-            env=ONE_THREAD,
-            args=[backend, directory, parts["ranks"], parts["seed"]],
-            local_ranks=local,
-        ).check()
-        return {run: [read(directory / f"{rank}.{run}") for rank in range(ranks)] for run in RUNS}
-
-    def attempt(case: str) -> Tally:
-        seen = launch(COMMUNICATORS[setting.backend], setting.work / case, case)
-        alone = launch("local", setting.shared / f"alone-{case}", case)
-        failures = [f"{run}: {text}" for run in RUNS for text in compared(seen[run], alone[run][0], run)]
-        for rank, (one, other) in enumerate(zip(seen["accumulate-1"], seen["accumulate-1-again"])):
-            if not (same_steps(one, other) and same_bits(one.parameters, other.parameters)):
-                failures.append(f"accumulate-1-again: rank {rank} has other bits than the first time")
-        wrong = len({failure.partition(":")[0] for failure in failures})
-        return Tally(len(RUNS), len(RUNS) - wrong, tuple(failures))
-
-    yield attempt
+    case = named(**parts)
+    seen = launch(setting, COMMUNICATORS[setting.backend], setting.work / case, parts)
+    alone = launch(setting, "local", setting.shared / f"alone-{case}", parts)
+    failures = [
+        f"{run}: {text}" for run, ranks in seen.items() for text in compared(ranks, alone[run][0], run)
+    ]
+    for rank, (one, other) in enumerate(zip(seen["accumulate-1"], seen["accumulate-1-again"])):
+        if not (same_steps(one, other) and same_bits(one.parameters, other.parameters)):
+            failures.append(f"accumulate-1-again: rank {rank} has other bits than the first time")
+    wrong = len({failure.partition(":")[0] for failure in failures})
+    return Tally(len(seen), len(seen) - wrong, tuple(failures))
 
 
 def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
@@ -143,7 +155,7 @@ PROGRAM = Program(
     weight=0.5,
     seconds=30,
     cases=cases,
-    opened=opened,
+    attempt=attempt,
     damages={
         "the last gradient is not averaged": Damage(CASE, "holds other bits"),
         "gradients are summed, not averaged": Damage(CASE, "gradient norm is off"),

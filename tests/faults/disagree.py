@@ -5,40 +5,25 @@ All must end with code 2 and one line that names the difference, both values and
 
 from __future__ import annotations
 
-import contextlib
-import random
 import shutil
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
-from unittest import mock
+from typing import Any, Mapping, NamedTuple, Sequence
 
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import corpus, named, parsed
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named, shuffled
+from tests.faults.jobs import SCRIPTS, corpus, patched
 from tests.processes import ROOT, RunResult, run_ranks, words_of
 
-SCRIPTS = {
-    "mpirun": "run_pretraining_hvd.py",
-    "gloo": "run_pretraining_hvd.py",
-    "byteps": "run_pretraining_byteps.py",
-}
 LINES = 600  # of text
 # Executed by the rank that differs, before anything of this project is imported.
 _OTHER_VERSION = "import platform; platform.python_version = lambda: '3.0.0'"
-_OTHER_CODE = "sys.path.insert(0, {code!r}); script = os.path.join({code!r}, script)"
-_STARTER = """
-import os, runpy, sys
-script, words, change = {script!r}, {words!r}, {change!r}
-sys.path.insert(0, {root!r})
-sys.argv = [script, *sys.argv[1:]]
+_OTHER_CODE = "sys.path.insert(0, {code!r}); script = os.path.join({code!r}, os.path.basename(script))"
+_BEFORE = """
 rank = next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "DMLC_WORKER_ID")
             if name in os.environ)
-script = os.path.join({root!r}, script)
 if int(rank) == {differs}:
-    sys.argv += words
-    exec(change)
-runpy.run_path(script, run_name="__main__")
+    sys.argv += {words!r}
+    {change}
 """
 
 
@@ -60,7 +45,7 @@ class Kind(NamedTuple):
 
     words: Sequence[str]
     named: str
-    change: str = ""
+    change: str = "pass"
 
 
 class Outcome(NamedTuple):
@@ -73,9 +58,11 @@ class Outcome(NamedTuple):
 
 
 def make_files(folder: Path, text: Path, vocabulary: Path) -> Files:
-    """Files made from a text and a WordPiece vocabulary."""
+    """Files made from a text and a WordPiece vocabulary, once."""
     lines = text.read_text(encoding="utf-8").splitlines(keepends=True)[:LINES]
     found = Files(folder, *(folder / name for name in ("a.txt", "b.txt", "c.txt", "v.txt", "w.txt", "code")))
+    if found.code.exists():
+        return found
     folder.mkdir(parents=True, exist_ok=True)
     content = "".join(lines)
     found.text.write_text(content)
@@ -135,11 +122,12 @@ def kinds(files: Files) -> Mapping[str, Kind]:
     return found
 
 
-def disagree(launcher: str, files: Files, kind: Kind, ckpt_dir: Path, differs: int = 1) -> RunResult:
+def disagree(
+    launcher: str, files: Files, kind: Kind, ckpt_dir: Path, differs: int = 1, patch: str = ""
+) -> RunResult:
     """Starts two ranks, of which the one numbered `differs` differs."""
-    code = _STARTER.format(
-        script=SCRIPTS[launcher], words=list(kind.words), change=kind.change, root=str(ROOT), differs=differs
-    )
+    before = _BEFORE.format(words=list(kind.words), change=kind.change, differs=differs)
+    code = patched(ROOT / SCRIPTS[launcher], patch, before)
     return run_ranks(code, 2, launcher, args=arguments(files, ckpt_dir))
 
 
@@ -166,11 +154,11 @@ def fault_of(launcher: str, result: RunResult, kind: Kind, ckpt_dir: Path) -> st
     return ""
 
 
-def attack(launcher: str, files: Files, name: str, differs: int = 1) -> Outcome:
-    """One run with the disagreement `name`."""
+def attack(launcher: str, files: Files, name: str, differs: int = 1, patch: str = "") -> Outcome:
+    """One run with the disagreement `name`; `patch` damages it."""
     kind = kinds(files)[name]
     ckpt_dir = Path(tempfile.mkdtemp(prefix="ckpt-", dir=files.folder))
-    result = disagree(launcher, files, kind, ckpt_dir, differs)
+    result = disagree(launcher, files, kind, ckpt_dir, differs, patch)
     lines = [line for line in result.stderr.splitlines() if "do not agree" in line] or [""]
     return Outcome(name, fault_of(launcher, result, kind, ckpt_dir), result.seconds, lines[0])
 
@@ -178,57 +166,36 @@ def attack(launcher: str, files: Files, name: str, differs: int = 1) -> Outcome:
 # --- The figure.
 
 
-NOT_COMPARED = "the ranks do not compare what they are about to do"
-CONTENT = "of vocabularies and data only the names are compared"
-COMPARED = {
-    NOT_COMPARED: "None",
-    CONTENT: "agree({name: each for name, each in given[0].items() if name.startswith('--')}, *given[1:])",
-}
 PATCH = """
-import base.threads
-_set_threads = base.threads.set_threads
-def _set_and_damage(*given):
-    chosen = _set_threads(*given)
-    import training.agreement, training.run, training.train, training.inputs
-    agree = training.agreement.agree
-    for module in (training.agreement, training.run, training.train, training.inputs):
-        if hasattr(module, "agree"):
-            module.agree = lambda *given, **named: COMPARED
-    return chosen
-base.threads.set_threads = _set_and_damage
+import training.agreement, training.run, training.train, training.inputs
+agree = training.agreement.agree
+for module in (training.agreement, training.run, training.train, training.inputs):
+    if hasattr(module, "agree"):
+        module.agree = lambda *given, **named: COMPARED
 """
-RUNPY = "runpy.run_path("
+BY_NAME = "agree({name: each for name, each in given[0].items() if name.startswith('--')}, *given[1:])"
 
 
-def cases(setting: Setting) -> Iterator[str]:
+def files_of(setting: Setting) -> Files:
+    """The files of the figure, made once."""
+    text, folder = corpus(setting), setting.shared / "disagree"
+    return make_files(folder, text / "corpus" / "eval.txt", text / "vocab.txt")
+
+
+def cases(setting: Setting) -> list[str]:
     """Every kind of disagreement, of either rank."""
-    text = corpus(setting)
-    files = make_files(setting.work / "names", text / "corpus" / "eval.txt", text / "vocab.txt")
-    every = [named(differs=rank, kind=kind) for kind in kinds(files) for rank in (1, 0)]
-    random.Random(setting.seed).shuffle(every)
-    return iter(every)
+    return shuffled(
+        (named(differs=rank, kind=kind) for kind in kinds(files_of(setting)) for rank in (1, 0)), setting
+    )
 
 
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run of two ranks, of which one differs."""
-    text = corpus(setting)
-    files = make_files(setting.work / "files", text / "corpus" / "eval.txt", text / "vocab.txt")
-    starter = _STARTER
-    if setting.damage:
-        patch = PATCH.strip().replace("COMPARED", COMPARED[setting.damage])
-        starter = starter.replace(RUNPY, f"{patch}\n{RUNPY}".replace("{", "{{").replace("}", "}}"), 1)
-
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        outcome = attack(setting.launcher, files, parts["kind"], int(parts["differs"]))
-        return Tally.of(outcome.fault and f"{outcome.fault}: {outcome.message}")
-
-    with mock.patch.object(sys.modules[__name__], "_STARTER", starter):
-        yield attempt
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run of two ranks, of which one differs."""
+    differs, files = int(parts["differs"]), files_of(setting)
+    outcome = attack(setting.launcher, files, parts["kind"], differs, setting.patch)
+    return Tally.of(outcome.fault and f"{outcome.fault}: {outcome.message}")
 
 
-CASE = named(differs=1, kind="lr")
 UNNOTICED = "it trained|nobody says|it saved|had to be ended"
 PROGRAM = Program(
     "11",
@@ -237,9 +204,13 @@ PROGRAM = Program(
     weight=0.7,
     seconds=15,
     cases=cases,
-    opened=opened,
+    attempt=attempt,
     damages={
-        NOT_COMPARED: Damage(CASE, UNNOTICED),
-        CONTENT: Damage(named(differs=1, kind="shuffled vocabulary"), UNNOTICED),
+        "the ranks do not compare what they are about to do": Damage(
+            named(differs=1, kind="lr"), UNNOTICED, PATCH.replace("COMPARED", "None")
+        ),
+        "of vocabularies and data only the names are compared": Damage(
+            named(differs=1, kind="shuffled vocabulary"), UNNOTICED, PATCH.replace("COMPARED", BY_NAME)
+        ),
     },
 )

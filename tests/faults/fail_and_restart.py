@@ -12,24 +12,15 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import (
-    ONE_THREAD,
-    Job,
-    named,
-    parsed,
-    python,
-)
-from tests.faults.kill_at_boundary import metrics
-from tests.faults.test_kill_pause_cut import find
+from tests.faults.disks import fill, small_disk
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
+from tests.faults.jobs import ONE_THREAD, Job, differences, find, last_step, metrics, moved, python, undamaged
 from tests.namespaces import ADDRESSES, INTERFACE, TwoHosts, two_hosts
 from tests.processes import ROOT, Run, start_command
 
@@ -41,23 +32,11 @@ LONGEST = 1800.0  # seconds for all of them
 CUT, FULL_DISK = "cut", "full disk"
 KINDS = {"hvd_mpi": ["kill 0", "kill 1", "stop 0", "stop 1", CUT, FULL_DISK]}
 KINDS["byteps"] = [*KINDS["hvd_mpi"], "kill server", "stop server", "kill scheduler"]
-DISK = 64 << 20
 RESTART = re.compile(r"^launch: restart (\d+) at ", re.MULTILINE)
 # docs/ssh.md: the fields of a restart after a failure.
 FIELDS = {
     *("restart", "time", "reason", "failed", "host", "code", "how", "last_words", "step", "lost_steps"),
     *("lost_s", "wait_s", "restarts_left", "hosts", "left_out"),
-}
-LOST = "a restarted run begins at an older checkpoint's data"
-PATCHES = {
-    LOST: """
-import training.run
-place = training.run.position_to_continue
-def skip(start, *rest, **named):
-    position, messages = place(start, *rest, **named)
-    return position + (start.step > 0), messages
-training.run.position_to_continue = skip
-"""
 }
 
 
@@ -69,38 +48,26 @@ def cases(setting: Setting) -> Iterator[str]:
         yield named(failures=FAILURES, seed=draw.randrange(10**6))
 
 
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run with its failures, after an undisturbed one of as many steps."""
-    disk = setting.work / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
-
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        failures, draw = int(parts["failures"]), random.Random(int(parts["seed"]))
-        expected, directory = setting.work / f"whole-{failures}", disk / "run"
-        shutil.rmtree(directory, ignore_errors=True)
-        with two_hosts(setting.work) as hosts:
-            if not (expected / "results.json").exists():
-                with started(Job(setting), expected, failures, hosts) as run:
-                    run.wait().check()
-            patch = PATCHES.get(setting.damage, "")
-            with started(Job(setting, 1, patch), directory, failures, hosts) as run:
-                attack = Attack(run, setting, hosts, directory)
-                texts = [
-                    attack.strike(kind, number * BETWEEN + draw.randrange(INTERVAL + 1, BETWEEN))
-                    for number, kind in enumerate(kinds(setting, failures, draw))
-                ]
-                result = run.wait().check()
-        texts += [*reported(result.stderr, directory, failures), unlike(directory, expected)]
-        wrong = tuple(filter(None, texts))
-        return Tally(failures, failures - min(failures, len(wrong)), wrong)
-
-    try:
-        yield attempt
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run with its failures, after an undisturbed one of as many steps."""
+    failures, draw = int(parts["failures"]), random.Random(int(parts["seed"]))
+    expected = setting.work / f"whole-{failures}"
+    with small_disk(setting.folder("disks") / "disk", "64M") as disk, two_hosts(setting.work) as hosts:
+        directory = disk / "run"
+        if not (expected / "results.json").exists():
+            with started(Job(undamaged(setting)), expected, failures, hosts) as run:
+                run.wait().check()
+        with started(Job(setting), directory, failures, hosts) as run:
+            attack = Attack(run, setting, hosts, directory)
+            texts = [
+                attack.strike(kind, number * BETWEEN + draw.randrange(INTERVAL + 1, BETWEEN))
+                for number, kind in enumerate(kinds(setting, failures, draw))
+            ]
+            result = run.wait().check()
+        texts += [*reported(result.stderr, directory, failures), differences(directory, expected)]
+        steps = [each["step"] for each in metrics(directory) if "lr" in each]
+        texts += ["steps are missing"] if steps != list(range(1, len(steps) + 1)) else []
+    return Tally.of(*texts, tried=failures)
 
 
 def kinds(setting: Setting, failures: int, draw: random.Random) -> list[str]:
@@ -185,13 +152,6 @@ class Attack:
             time.sleep(0.02)
 
 
-def fill(path: Path) -> None:
-    """Fills the disk of a file."""
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 20))
-
-
 def misreported(kind: str, record: dict[str, Any]) -> str:
     """Describes what is wrong with the record of a failure; empty for nothing."""
     how, _, who = kind.partition(" ")
@@ -224,23 +184,6 @@ def reported(said: str, directory: Path, failures: int) -> Iterator[str]:
         yield f"restarts.jsonl: {lines}"
 
 
-def last_step(directory: Path) -> int:
-    """The last step in the metrics; 0 for none."""
-    return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
-
-
-def unlike(directory: Path, expected: Path) -> str:
-    """Names of what differs between the ends of two runs."""
-    names = [path.name for path in expected.iterdir() if path.suffix in (".params", ".npz")]
-    found = [name for name in names if (directory / name).read_bytes() != (expected / name).read_bytes()]
-    lines = metrics(directory)
-    steps = [each["step"] for each in lines if "lr" in each]
-    found += (
-        ["metrics.jsonl"] if lines != metrics(expected) or steps != list(range(1, len(steps) + 1)) else []
-    )
-    return f"not the undisturbed run's: {', '.join(found)}" if found else ""
-
-
 PROGRAM = Program(
     "restarts",
     "random failures in a run under hosts/launch.py: kills, stops, the wire cut and mended, the disk full",
@@ -249,7 +192,11 @@ PROGRAM = Program(
     seconds=150,
     backends=("hvd_mpi", "byteps"),
     cases=cases,
-    opened=opened,
-    damages={LOST: Damage(named(failures=1, seed=1), "not the undisturbed run's")},
+    attempt=attempt,
+    damages={
+        "a restarted run begins at an older checkpoint's data": Damage(
+            named(failures=1, seed=1), "not the undisturbed run's", moved(1)
+        )
+    },
     note="mpirun and BytePS only, which hosts/launch.py starts; two hosts, network namespaces of one machine",
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, ContextManager, Iterator, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Sequence
 
 BACKENDS = {"hvd_mpi": "Horovod over MPI", "hvd_gloo": "Horovod over Gloo", "byteps": "BytePS"}
 LAUNCHERS = {"hvd_mpi": "mpirun", "hvd_gloo": "gloo", "byteps": "byteps"}  # of tests/processes.py
@@ -48,9 +51,10 @@ class Tally:
     failures: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, failure: str) -> Tally:
-        """One thing that was tried; it held if there is no text."""
-        return cls(1, 0, (failure,)) if failure else cls()
+    def of(cls, *texts: str, tried: int = 1) -> Tally:
+        """So many things, each text that is not empty being of one that did not hold."""
+        failures = tuple(filter(None, texts))
+        return cls(tried, tried - min(tried, len(failures)), failures)
 
 
 @dataclass(frozen=True)
@@ -59,30 +63,44 @@ class Setting:
 
     `work`: an empty folder of the figure. `shared`: a folder for what several figures use, kept until the end
     of the command. `seconds`: the time that is left for the figure. `damage`: the name of a deliberate one,
-    empty for none."""
+    empty for none; `patch`: its Python, that is run in each rank before the script's own work. `calm`: the
+    machine does nothing else, so that seconds mean something."""
 
     backend: str
     seed: int
     work: Path
     shared: Path
-    seconds: float
+    seconds: float = 600.0
     damage: str = ""
+    patch: str = ""
+    calm: bool = True
 
     @property
     def launcher(self) -> str:
         return LAUNCHERS[self.backend]
 
+    def folder(self, name: str) -> Path:
+        """A folder in `work`, empty again."""
+        folder = self.work / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
-Attempt = Callable[[str], Tally]  # one case, by its name, which holds all that is random in it
+
+Parts = Mapping[str, str]  # of a case's name, `name=value,name=value`, which holds all that is random in it
+Attempt = Callable[[Setting, Parts], Tally]
 
 
 @dataclass(frozen=True)
 class Damage:
     """Something that is broken deliberately, the case that has to notice it, and a regular expression for
-    what is said then. `backends`: those with which it can be tried; empty for all."""
+    what is said then. `patch`: Python that breaks it, in each rank; `broken`: a context in which it is,
+    elsewhere. `backends`: those with which it can be tried; empty for all."""
 
     case: str
     noticed: str
+    patch: str = ""
+    broken: Callable[[], ContextManager[Any]] = contextlib.nullcontext
     backends: tuple[str, ...] = ()
 
 
@@ -90,21 +108,53 @@ class Damage:
 class Program:
     """The program of a figure.
 
-    `weight`: its share of the time, relative to the other programs'. `seconds`: what a case takes on two
-    cores, roughly. `cases`: names of cases in the order of a setting's seed; endless if it likes. `opened`: a
-    context with the function that tries one. `damages`: by name."""
+    `cases`: names of cases in the order of a setting's seed; endless if it likes. `attempt`: tries one.
+    `around`: a context of all attempts. `weight`: its share of the time, relative to the other programs'.
+    `seconds`: what a case takes on two cores, roughly. `damages`: by name. `by_hand`: tried only where it is
+    named."""
 
     number: str
     name: str
     goal: str
-    cases: Callable[[Setting], Iterator[str]]
-    opened: Callable[[Setting], ContextManager[Attempt]]
+    cases: Callable[[Setting], Iterable[str]]
+    attempt: Attempt
+    around: Callable[[Setting], ContextManager[Any]] = contextlib.nullcontext
     weight: float = 1.0
     seconds: float = 30.0
     backends: Sequence[str] = tuple(BACKENDS)
     damages: Mapping[str, Damage] = field(default_factory=dict)
     note: str = ""
+    by_hand: bool = False
 
     def empty(self, backend: str, note: str = "") -> Figure:
         """The figure before anything was tried."""
         return Figure(self.number, self.name, self.goal, backend, note=note or self.note)
+
+
+def parsed(case: str) -> Parts:
+    """The parts of a case's name."""
+    return dict(part.split("=", 1) for part in case.split(","))
+
+
+def named(**parts: Any) -> str:
+    """A case's name."""
+    return ",".join(f"{name}={value}" for name, value in parts.items())
+
+
+def endless(*cases: Mapping[str, Any]) -> Callable[[Setting], Iterator[str]]:
+    """Cases in turns, with another seed each."""
+
+    def drawn(setting: Setting) -> Iterator[str]:
+        draw = random.Random(setting.seed)
+        while True:
+            for each in cases:
+                yield named(**each, seed=draw.randrange(10**6))
+
+    return drawn
+
+
+def shuffled(cases: Iterable[str], setting: Setting) -> list[str]:
+    """Cases, once each, in an order by the setting's seed."""
+    every = list(cases)
+    random.Random(setting.seed).shuffle(every)
+    return every

@@ -1,21 +1,12 @@
 """Whole commands on disks that are full, read-only or limited, at each write: a run with all its files, and
 the commands that prepare and convert. Each time there is one line, and nothing is half written.
-
-    python -m tests.faults.fill_disk [--work FOLDER]      # as root; a minute
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -23,8 +14,8 @@ from base.errors import InputError, TrainingError
 from data import convert_npz, prepare, train_vocab
 from hosts.launching.restarts import append
 from tests.data.formats.samples import ragged, save_npz
-from tests.faults.kill_saving import Outcome, _can_mount, _full, _limited, _read_only, _small_disk
-from tests.processes import ROOT
+from tests.faults.disks import can_mount, full, limited, read_only, small_disk
+from tests.faults.figure import Tally
 from tests.training.small_runs import SANE, trained
 from training.checkpoint import list_steps, newest_complete
 
@@ -94,34 +85,25 @@ WRITERS = (
 )  # fmt: skip
 
 
-def run(work: Path, timeout: float = 600) -> Outcome:
-    """Attacks in a process of its own, in the folder `work`."""
-    command = [sys.executable, "-m", "tests.faults.fill_disk", "--work", str(work), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode in (0, 1) and done.stdout, done.stderr
-    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def attack(work: Path, writers: Sequence[Writer] = WRITERS) -> Outcome:
+def attack(work: Path, writers: Sequence[Writer] = WRITERS) -> Tally:
     """Tries each command with each number of free pages, on a read-only disk, and with a limit to files."""
-    outcome = Outcome()
-    if not _can_mount(work):
-        return outcome
-    for writer in writers:
+    failures: list[str] = []
+    for writer in writers if can_mount(work) else ():
         sources = work / f"{writer.name}-sources"
         sources.mkdir()
         writer.sources(sources)
-        troubles = [(f"{pages} pages", lambda place, n=pages: _full(place, n)) for pages in writer.pages]
-        troubles += [("read-only", lambda place: _read_only(place / "x"))]
-        troubles += [(f"files of {limit}", lambda place, n=limit: _limited(n)) for limit in (500, 3_000)]
+        troubles = [(f"{pages} pages", lambda place, n=pages: full(place, n)) for pages in writer.pages]
+        troubles += [("read-only", lambda place: read_only(place / "x"))]
+        troubles += [(f"files of {limit}", lambda place, n=limit: limited(n)) for limit in (500, 3_000)]
         for name, trouble in troubles:
-            outcome.add(_attempt(writer, sources, work / f"{writer.name}-{name}".replace(" ", "-"), trouble))
-    return outcome
+            place = work / f"{writer.name}-{name}".replace(" ", "-")
+            failures.append(_attempt(writer, sources, place, trouble))
+    return Tally.of(*failures, tried=len(failures))
 
 
-def _attempt(writer: Writer, sources: Path, place: Path, trouble: Any) -> str | None:
-    """Fault of one command in one trouble; None without."""
-    with _small_disk(place):
+def _attempt(writer: Writer, sources: Path, place: Path, trouble: Any) -> str:
+    """Fault of one command in one trouble; empty without."""
+    with small_disk(place):
         with trouble(place):
             said = _quietly(writer.run, place, sources)
         what = f"{place.name}: "
@@ -136,10 +118,10 @@ def _attempt(writer: Writer, sources: Path, place: Path, trouble: Any) -> str | 
             if steps and (found is None or found.step != steps[-1]):
                 return f"{what}the newest of {steps} is not whole"
         if not said:
-            return None
+            return ""
         # When the disk is as it should be, the same command succeeds.
         again = _quietly(lambda *given: _again(writer, *given), place, sources)
-        return f"{what}afterwards {again[-300:]}" if again else None
+        return f"{what}afterwards {again[-300:]}" if again else ""
 
 
 def _again(writer: Writer, place: Path, sources: Path) -> Any:
@@ -159,27 +141,3 @@ def _quietly(run: Callable[..., Any], *given: Any) -> str:
         except Exception as error:
             return f"Traceback: {type(error).__name__} {error}\n"
     return (said.getvalue().strip().splitlines() or ["without a word"])[-1] if code else ""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Attacks; returns 1 if a command did not hold."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, help="an existing folder; default: a temporary one")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    work = Path(tempfile.mkdtemp(prefix="disks-", dir=options.work))
-    try:
-        outcome = attack(work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    if options.json:
-        print(json.dumps(asdict(outcome)))
-    else:
-        print(f"{outcome.held} of {outcome.tried} held", *outcome.failures, sep="\n")
-    return int(bool(outcome.failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,8 @@
 instance stores, unfinished builds, caches.
 
 A `Target` makes a folder and reads it back: what it gives is compared with what the undamaged folder gave.
-Damage is found when reading is an InputError of one line, or passes over the file, or when the content is the
-right one all the same (made again, or never taken from what was damaged).
+Figure 4. Damage is found when reading is an InputError of one line, or passes over the file, or when the
+content is the right one all the same (made again, or never taken from what was damaged).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import json
 import os
 import random
 import shutil
-import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from unittest import mock
 
 import numpy as np
 
 from base.errors import InputError
 from base.progress import Silent
+from data.store import manifest, tokens
 from data.store.build import BuildPlan, Part, build_columns
 from data.store.columns import Column
 from data.store.instances import InstanceStore, build_instances
@@ -28,6 +29,7 @@ from data.store.tokens import TokenStore, build_store, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.formats.samples import ragged, save_npz
+from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
 from training import checkpoint
 
 
@@ -42,34 +44,34 @@ class Target(NamedTuple):
 
 
 class Attack(NamedTuple):
-    """A damage and what became of it: `used` is the difference that nobody noticed, None where it was
-    found; `how` says by what."""
+    """A damage, and the difference that nobody noticed; None where it was found."""
 
-    target: str
     damage: str
-    how: str
     used: str | None
 
 
-def attacks(
-    minutes: float, seed: int, work: Path, names: Sequence[str] = (), most: int = 10**9
-) -> list[Attack]:
-    """All targets (or those named) in turns, each damage once, then other places until the time has gone. Of
-    a turn's damages to a target `most`, drawn by the seed."""
-    until = time.monotonic() + 60 * minutes
-    done: list[Attack] = []
-    chosen = [target for target in TARGETS if not names or target.name in names]
-    sound = {}
-    for target in chosen:
-        folder = work / f"{target.name}-sound"
-        target.make(folder)
-        sound[target.name] = folder
-    generator = random.Random(seed)
-    while True:
-        for target in chosen:
-            done += _round(target, sound[target.name], work, random.Random(generator.random()), most)
-            if time.monotonic() > until:
-                return done
+def attacks(target: Target, seed: int, work: Path, most: int = 10**9) -> list[Attack]:
+    """Each damage to each file of a target once, or `most` of them, drawn by the seed, in an empty folder."""
+    sound, copy, generator = work / "sound", work / "damaged", random.Random(seed)
+    target.make(sound)
+    expected = _content(target.read, sound, work)
+    older = _content(target.read_older, sound, work) if target.read_older else None
+    files = sorted(path for path in sound.rglob("*") if path.is_file() and path.suffix != ".lock")
+    chosen = [
+        (path, *damage)
+        for path in files
+        for damage in damages(path, [each for each in files if _could_be(each, path)][:2], generator)
+    ]
+    found = []
+    for path, damage, content in generator.sample(chosen, min(most, len(chosen))):
+        shutil.copytree(sound, copy)
+        victim = copy / path.relative_to(sound)
+        victim.unlink()
+        if content is not None:
+            victim.write_bytes(content)
+        found.append(Attack(f"{path.relative_to(sound)}: {damage}", _used(target, copy, expected, older)))
+        shutil.rmtree(copy, ignore_errors=True)
+    return found
 
 
 def damages(
@@ -113,29 +115,6 @@ def _classes(content: bytes) -> dict[str, Sequence[int]]:
     }
 
 
-def _round(target: Target, sound: Path, work: Path, generator: random.Random, most: int) -> list[Attack]:
-    expected = _content(target.read, sound, work)
-    older = _content(target.read_older, sound, work) if target.read_older else None
-    files = sorted(path for path in sound.rglob("*") if path.is_file() and path.suffix != ".lock")
-    chosen = [
-        (path, *damage)
-        for path in files
-        for damage in damages(path, [each for each in files if _could_be(each, path)][:2], generator)
-    ]
-    found = []
-    for path, damage, content in generator.sample(chosen, min(most, len(chosen))):
-        copy = work / f"{target.name}-damaged"
-        shutil.copytree(sound, copy)
-        victim = copy / path.relative_to(sound)
-        victim.unlink()
-        if content is not None:
-            victim.write_bytes(content)
-        how, used = _outcome(target, copy, expected, older)
-        found.append(Attack(target.name, f"{path.relative_to(sound)}: {damage}", how, used))
-        shutil.rmtree(copy, ignore_errors=True)
-    return found
-
-
 def _could_be(other: Path, path: Path) -> bool:
     """Whether a file could be mistaken for another one."""
     return other != path and other.suffix == path.suffix
@@ -150,19 +129,15 @@ def _content(read: Callable[[Path], Any], sound: Path, work: Path) -> Any:
         shutil.rmtree(copy)
 
 
-def _outcome(target: Target, folder: Path, expected: Any, older: Any) -> tuple[str, str | None]:
+def _used(target: Target, folder: Path, expected: Any, older: Any) -> str | None:
     try:
         found = target.read(folder)
     except InputError as error:
         lines = str(error).splitlines()
-        return "an error", None if len(lines) == 1 else f"an error of {len(lines)} lines"
+        return None if len(lines) == 1 else f"an error of {len(lines)} lines"
     except Exception as error:  # whatever it is, it is no orderly end
-        return "", f"{type(error).__name__}: {error}"
-    if found == expected:
-        return "the right content", None
-    if found == older:
-        return "the older checkpoint", None
-    return "", f"other content: {str(found)[:200]}"
+        return f"{type(error).__name__}: {error}"
+    return None if found in (expected, older) else f"other content: {str(found)[:200]}"
 
 
 # Checkpoints: steps 3 and 6; a run goes on with the newest whole one.
@@ -311,18 +286,60 @@ def _read_unfinished(folder: Path) -> Any:
     return _digest(b"".join(shard.read_bytes() for shard in shards))
 
 
-def _text(manifest: Mapping[str, Any]) -> str:
-    return json.dumps(manifest, sort_keys=True)
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True)
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-TARGETS = (
-    Target("checkpoints", _make_checkpoints, _read_checkpoints, _older),
-    Target("tokens", _make_tokens, _read_tokens),
-    Target("instances", _make_instances, _read_instances),
-    Target("cache", _make_cache, _read_cache),
-    Target("unfinished", _make_unfinished, _read_unfinished),
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("checkpoints", _make_checkpoints, _read_checkpoints, _older),
+        Target("tokens", _make_tokens, _read_tokens),
+        Target("instances", _make_instances, _read_instances),
+        Target("cache", _make_cache, _read_cache),
+        Target("unfinished", _make_unfinished, _read_unfinished),
+    )
+}
+
+
+# --- The figure.
+
+
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """Every damage to each file of a kind, once."""
+    found = attacks(TARGETS[parts["kind"]], int(parts["seed"]), setting.folder("files"))
+    return Tally.of(*(f"{each.damage}: {each.used}" for each in found if each.used), tried=len(found))
+
+
+def _without(module: Any, name: str, result: Any, kind: str) -> Damage:
+    """A check that is left out, which the figure has to notice in a kind of file."""
+    return Damage(
+        named(kind=kind, seed=1),
+        "other content|Error",
+        broken=lambda: mock.patch.object(module, name, lambda *given: result),
+    )
+
+
+PROGRAM = Program(
+    "4",
+    "bytes of every kind flipped, files cut, swapped, deleted: checkpoints, stores, caches, unfinished ones",
+    "100% identified before use",
+    weight=0.3,
+    seconds=5,
+    backends=(ONCE,),
+    cases=endless(*({"kind": name} for name in TARGETS)),
+    attempt=attempt,
+    damages={
+        "the sha256 of a checkpoint's files is not compared": _without(
+            checkpoint, "sha256_of", "0" * 64, "checkpoints"
+        ),
+        "the sha256 of a store's files is not compared": _without(tokens, "check_sums", None, "tokens"),
+        "results of units and manifests of stores have no checksum": _without(
+            manifest, "checksum_of", "0" * 64, "cache"
+        ),
+    },
 )

@@ -20,11 +20,10 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import results
 from base.errors import InputError
@@ -38,8 +37,8 @@ from data.questions.squad_files import read_questions
 from data.text.corpus import sentences
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from hosts.hostfile import read_hostfile, read_spares
-from tests.faults.figure import ONCE, Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import named, parsed, python
+from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
+from tests.faults.jobs import python
 from tests.processes import ROOT, run_command
 from training import checkpoint
 from training.options_file import read_options
@@ -341,30 +340,12 @@ if __name__ == "__main__":
 
 OF_INSTANCES = ("npz", "tfrecord", "ofrecord", "random")
 OF_WEIGHTS = ("safetensors", "bundle", "pickled", "params")
-OF_OTHERS = (
-    *("text", "vocabulary", "configuration", "options", "hosts", "manifest", "results", "questions", "table"),
-    "environment",
-)
 COUNT = 150  # of instances' files; rounds of weights', which have several files
-BY_COMMANDS = ("configuration", "options", "hosts", "results", "vocabulary", "text")
 FEW = 10  # through commands, which have to be started
-LINES = "errors have several lines"
-PICKLED = "pickles are executed"
 WORKERS = {
     **dict.fromkeys(OF_INSTANCES, "tests.data.formats.fuzz_worker"),
     **dict.fromkeys(OF_WEIGHTS, "tests.bert.weights.fuzz_worker"),
-    **dict.fromkeys(OF_OTHERS, "tests.faults.hostile"),
-}
-PATCHES = {
-    LINES: """
-import base.errors
-base.errors.InputError.__str__ = lambda self: "a line\\nanother one"
-""",
-    PICKLED: """
-import pickle
-from bert.weights import pickled
-pickled.read_index = lambda path: pickle.loads(open(path, "rb").read())
-""",
+    **dict.fromkeys(KINDS, "tests.faults.hostile"),
 }
 DAMAGED = """
 import runpy, sys
@@ -374,37 +355,17 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
 
-def cases(setting: Setting) -> Iterator[str]:
-    """Endless: each format, with other files in each turn."""
-    draw = random.Random(setting.seed)
-    while True:
-        for kind in WORKERS:
-            yield named(kind=kind, seed=draw.randrange(10**6))
-        for kind in BY_COMMANDS:
-            yield named(kind=kind, seed=draw.randrange(10**6), by="commands")
-
-
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: many files of a format."""
-
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        kind, folder = parts["kind"], setting.work / "files"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        first = [0] if kind in OF_INSTANCES else []
-        start = ["-c", DAMAGED.format(patch=PATCHES[setting.damage])] if setting.damage else ["-m"]
-        through = [FEW, folder, "commands"] if "by" in parts else [COUNT, folder]
-        words = python(*start, WORKERS[kind], kind, parts["seed"], *first, *through)
-        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        result = run_command(words, timeout=300, env=env)
-        if result.returncode:  # a worker ends at the first
-            return Tally.of(result.describe(1500))
-        tried = sum(json.loads(result.stdout.splitlines()[-1]).values())
-        return Tally(tried, tried)
-
-    yield attempt
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """Many files of a format."""
+    kind, folder = parts["kind"], setting.folder("files")
+    first = [0] if kind in OF_INSTANCES else []
+    start = ["-c", DAMAGED.format(patch=setting.patch)] if setting.damage else ["-m"]
+    through = [FEW, folder, "commands"] if "by" in parts else [COUNT, folder]
+    words = python(*start, WORKERS[kind], kind, parts["seed"], *first, *through)
+    result = run_command(words, timeout=300, env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+    if result.returncode:  # a worker ends at the first
+        return Tally.of(result.describe(1500))
+    return Tally.of(tried=sum(json.loads(result.stdout.splitlines()[-1]).values()))
 
 
 PROGRAM = Program(
@@ -414,11 +375,28 @@ PROGRAM = Program(
     weight=0.4,
     seconds=8,
     backends=(ONCE,),
-    cases=cases,
-    opened=opened,
+    cases=endless(
+        *({"kind": kind} for kind in WORKERS), *({"kind": kind, "by": "commands"} for kind in COMMANDS)
+    ),
+    attempt=attempt,
     damages={
-        LINES: Damage(named(kind="npz", seed=1), "AssertionError"),
-        PICKLED: Damage(named(kind="pickled", seed=1), "Error"),
+        "errors have several lines": Damage(
+            named(kind="npz", seed=1),
+            "AssertionError",
+            """
+import base.errors
+base.errors.InputError.__str__ = lambda self: "a line\\nanother one"
+""",
+        ),
+        "pickles are executed": Damage(
+            named(kind="pickled", seed=1),
+            "Error",
+            """
+import pickle
+from bert.weights import pickled
+pickled.read_index = lambda path: pickle.loads(open(path, "rb").read())
+""",
+        ),
     },
     note="options: 10; strangers' messages: 5b",
 )

@@ -1,25 +1,78 @@
-"""A training run of seconds that figures attack: two ranks, both stages, text of this project's own."""
+"""A training run of seconds that figures attack: two ranks, both stages, text of this project's own; what it
+has done so far, and whose process is whose."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
+import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from data.embedded import build
 from tests.faults.figure import Setting
-from tests.faults.kill_at_boundary import metrics
-from tests.processes import ROOT, Run, start_ranks, words_of
+from tests.processes import LIMIT, OF_TIME, ROOT, Run, environ_of, start_ranks, until, words_of
+from training.checkpoint import list_steps
 
-SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
+SCRIPTS = {"mpirun": "run_pretraining_hvd.py", "gloo": "run_pretraining_hvd.py"}
+SCRIPTS["byteps"] = "run_pretraining_byteps.py"
 STEPS = (10, 10)  # of the stages
 LAST = sum(STEPS)
 INTERVAL = 4  # of checkpoints: some kills come long after one, some right behind it
 SECONDS = 600.0  # against a hang: within which a run has ended, on a busy machine too
-TIMEOUT = 5  # --comm_timeout
-LIMIT = 30.0  # seconds from a failure, or from when it can be noticed, to the end of the last process
+END_SECONDS = 30.0  # from a failure, or from when it can be noticed, to the end of the last process
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+UNFINISHED = re.compile(r"\d{7}\.(params|states\.npz|json)\.tmp-.*")
+
+# Damages of several figures, as Python that is run in each rank.
+LOST_STATES = """
+import training.run
+training.run.restore_states = lambda *given, **named: None
+"""
+OWN_COUNTS = """
+import training.step
+from comm.local import LocalCommunicator
+factors = training.step.TrainStep._factors
+training.step.TrainStep._factors = lambda self, batches, sharing: factors(self, batches, LocalCommunicator())
+"""
+UNSEEN = """
+import comm.watch.heartbeat, comm.watch.watchdog
+comm.watch.watchdog.WatchedCommunicator._end = lambda self, kind, text: None
+"""
+UNNAMED = """
+import comm.watch.watchdog
+end = comm.watch.watchdog._end_process
+comm.watch.watchdog._end_process = lambda message, rank, *rest: end("lost", rank)
+"""
+
+
+def moved(by: int) -> str:
+    """Damage: a resumed run begins so many sequences later."""
+    return f"""
+import training.run
+place = training.run.position_to_continue
+def moved(start, *rest, **named):
+    position, messages = place(start, *rest, **named)
+    return position + ({by} if start.step else 0), messages
+training.run.position_to_continue = moved
+"""
+
+
+def unsaved(but: str = "") -> str:
+    """Damage: a stopped run saves nothing. On all ranks: one alone that does not save with the others leaves
+    them waiting."""
+    return f"""
+import training.last_good
+save = training.last_good.Checkpoints.save
+training.last_good.Checkpoints.save = lambda self, step, planned, ended, interrupted: (
+    None if interrupted {but} else save(self, step, planned, ended, interrupted)
+)
+"""
 
 
 def corpus(setting: Setting) -> Path:
@@ -32,8 +85,8 @@ def corpus(setting: Setting) -> Path:
 
 @dataclass(frozen=True)
 class Job:
-    """A run of two stages. `patch`: Python that is run in each rank before the script's own work, to damage
-    it; empty for none."""
+    """A run of two stages, damaged as its setting has it. `patch`: more Python that is run in each rank
+    before the script's own work."""
 
     setting: Setting
     accumulate: int = 1
@@ -41,14 +94,14 @@ class Job:
 
     @property
     def script(self) -> Path:
-        """The script of the backend, behind the patch if there is one."""
-        name = SCRIPTS[self.setting.backend.partition("_")[0]]
-        if not self.patch:
-            return ROOT / name
+        """The script of the backend, behind the patches if there are any."""
+        script, patch = ROOT / SCRIPTS[self.setting.launcher], self.patch + self.setting.patch
+        if not patch:
+            return script
         folder = self.setting.work / "patched"
         folder.mkdir(exist_ok=True)
-        (folder / name).write_text(patched(ROOT / name, self.patch), encoding="utf-8")
-        return folder / name
+        (folder / script.name).write_text(patched(script, patch), encoding="utf-8")
+        return folder / script.name
 
     def words(self, directory: Path, **changes: Any) -> list[str]:
         """The options of the run in `directory`; without those that `changes` sets to None."""
@@ -65,17 +118,19 @@ class Job:
         }  # fmt: skip
         return words_of(options)
 
-    def start(self, directory: Path, **options: Any) -> Run:
-        """Starts or resumes the run; `options` as of `start_ranks`."""
-        launcher = starter(self.setting)
+    def start(self, words: Sequence[str], ranks: int = 2, launcher: str = "", **options: Any) -> Run:
+        """Starts or resumes the run with these words; `options` as of `start_ranks`."""
         given = {"timeout": SECONDS, "env": ONE_THREAD, "grace": 15.0, **options}
-        return start_ranks(self.script, 2, launcher, args=self.words(directory), **given)
+        launcher = launcher or starter(self.setting, ranks)
+        return start_ranks(self.script, ranks, launcher, args=words, **given)
 
 
-def starter(setting: Setting) -> str:
-    """The launcher's name in tests/processes.py: mpirun is started by the project's own launcher."""
-    own = (ROOT / "hosts" / "launch.py").exists()
-    return "launch" if setting.launcher == "mpirun" and own else setting.launcher
+def starter(setting: Setting, ranks: int = 2) -> str:
+    """The launcher's name in tests/processes.py: mpirun is started by the project's own launcher. horovodrun
+    fails where it keeps the output of a single rank (log of 0)."""
+    if setting.launcher == "gloo" and ranks == 1:
+        return "none"
+    return "launch" if setting.launcher == "mpirun" else setting.launcher
 
 
 def whole(setting: Setting, accumulate: int = 1) -> Path:
@@ -86,16 +141,22 @@ def whole(setting: Setting, accumulate: int = 1) -> Path:
     """
     directory = setting.shared / f"whole-{setting.backend}-{accumulate}"
     if not (directory / f"{LAST:07d}.json").exists():
-        with Job(setting, accumulate).start(directory) as run:
+        job = Job(undamaged(setting), accumulate)
+        with job.start(job.words(directory)) as run:
             run.wait().check()
     return directory
+
+
+def undamaged(setting: Setting) -> Setting:
+    """The setting without its damage."""
+    return Setting(setting.backend, setting.seed, setting.work, setting.shared)
 
 
 def differences(directory: Path, expected: Path) -> str:
     """Names of what differs between a finished run and an undisturbed one: parameters and states of each
     checkpoint that the undisturbed one has, and the metrics but for times and speeds."""
     names = sorted(path.name for path in expected.iterdir() if path.suffix in (".params", ".npz"))
-    assert f"{LAST:07d}.params" in names, "the undisturbed run is not whole"
+    assert any(name.endswith(".params") for name in names), "the undisturbed run is not whole"
     found = [
         name
         for name in names
@@ -107,13 +168,106 @@ def differences(directory: Path, expected: Path) -> str:
     return f"not the undisturbed run's: {', '.join(found)}" if found else ""
 
 
-def patched(script: Path, patch: str) -> str:
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without times and speeds; without one that is being written."""
+    found: list[Mapping[str, Any]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (directory / "metrics.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [{name: each[name] for name in each if name not in OF_TIME} for each in found]
+
+
+def last_step(directory: Path) -> int:
+    """The last step in the metrics; 0 for none."""
+    return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
+
+
+def wait_for_step(run: Run, directory: Path, step: int) -> None:
+    """Waits until a step is in the metrics.
+
+    Raises:
+        AssertionError: the run ended before, or it took too long.
+    """
+    until(lambda: last_step(directory) >= step, run, pause=0.001)
+
+
+def wait_for_checkpoint(run: Run, directory: Path) -> None:
+    """Waits until there is one."""
+    until(lambda: list_steps(str(directory)), run)
+
+
+def kill_all(run: Run) -> None:
+    """Kills every process of a run, one after the other."""
+    for pid in run.pids():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def find(run: Run, launcher: str, who: int | str) -> int:
+    """The process id of a rank (its number), "server" or "scheduler"; waits until it has been started."""
+
+    def found() -> list[int]:
+        if launcher != "byteps":
+            name = "OMPI_COMM_WORLD_RANK" if launcher == "mpirun" else "HOROVOD_RANK"
+            return [pid for pid in run.find(SCRIPTS[launcher]) if f"{name}={who}" in environ_of(pid)]
+        if who in ("server", "scheduler"):
+            return run.find_role(str(who))
+        return run.find_role("worker", DMLC_WORKER_ID=who)
+
+    return until(found, run)[0]
+
+
+def wait_for_joining(run: Run, launcher: str, who: int) -> None:
+    """Until rank `who` has loaded the library with which it joins the others, or the run has ended. On a busy
+    machine its imports alone may take as long as the limit to everything that follows."""
+    library = "/byteps/mxnet/c_lib" if launcher == "byteps" else "/horovod/mxnet/mpi_lib"
+    pid = find(run, launcher, who)
+    while run.poll() is None:
+        with contextlib.suppress(OSError):
+            if library in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace"):
+                return
+        time.sleep(0.05)
+
+
+def catch_saving(pid: int, directory: Path) -> None:
+    """Stops process `pid`, rank 0, in the middle of writing a checkpoint."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        if unfinished(directory):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.05)  # a system call that has begun comes to its end
+            if unfinished(directory):
+                return
+            os.kill(pid, signal.SIGCONT)
+    raise AssertionError("rank 0 was never caught while it saved")
+
+
+def unfinished(directory: Path) -> list[str]:
+    """Names of files that are being written."""
+    return [name for name in os.listdir(directory) if UNFINISHED.fullmatch(name)]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped by a signal."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+def traces() -> set[str]:
+    """Files that BytePS leaves on a machine if nobody prevents it."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("BytePS")} | {
+        name for name in os.listdir("/tmp") if name.startswith("socket_")
+    }
+
+
+def patched(script: Path, patch: str, before: str = "") -> str:
     """A script that does what `script` does after `patch`, which is run when the threads are set and can
-    import mxnet."""
+    import mxnet. `before`: Python that is run before anything of this project is imported; it may change
+    `script`, the path."""
     body = "\n".join(f"    {line}" for line in patch.strip().splitlines())
-    return f"""\
-import runpy, sys
-sys.path.insert(0, {str(ROOT)!r})
+    hook = f"""\
 import base.threads
 set_threads = base.threads.set_threads
 def damage():
@@ -123,21 +277,18 @@ def set_and_damage(*given):
     damage()
     return chosen
 base.threads.set_threads = set_and_damage
-sys.argv[0] = {str(script)!r}
-runpy.run_path({str(script)!r}, run_name="__main__")
+"""
+    return f"""\
+import os, runpy, sys
+script = {str(script)!r}
+sys.path.insert(0, {str(ROOT)!r})
+{before}
+{hook if patch else ""}
+sys.argv[0] = script
+runpy.run_path(script, run_name="__main__")
 """
 
 
-def parsed(case: str) -> dict[str, str]:
-    """The parts of a case's name, `name=value,name=value`."""
-    return dict(part.split("=", 1) for part in case.split(","))
-
-
-def named(**parts: Any) -> str:
-    """A case's name."""
-    return ",".join(f"{name}={value}" for name, value in parts.items())
-
-
-def python(*words: Any) -> Sequence[str]:
+def python(*words: Any) -> list[str]:
     """A command of this interpreter."""
     return [sys.executable, *map(str, words)]

@@ -1,59 +1,36 @@
-"""Attacks on saving: SIGKILL at random moments, and disks that are full, read-only or limited at each write.
-
-    python -m tests.faults.kill_saving kills --number 500       # about a minute
-    python -m tests.faults.kill_saving disks
-    python -m tests.faults.kill_saving kills --damage careless  # which the attack must find: exit code 1
+"""Figures 3 and 9, attacks on saving: SIGKILL at random moments, and disks that are full, read-only or
+limited at each write (of whole commands: tests/faults/fill_disk.py).
 
 What saves is the real code, with small NumPy arrays and without MXNet. The children are forked by a process
-that has imported nothing else (`run` starts one), so that hundreds of kills take a minute.
+of its own (`apart`), which has one thread.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import random
-import resource
 import select
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
 from base.errors import InputError, TrainingError
 from bert.weights.params_file import read_index
-from tests.processes import ROOT
+from tests.faults.disks import can_mount, full, limited, read_only, small_disk
+from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
 from training import checkpoint, saving
 from training.saving import Saver
 
 SIZE = 40_000  # elements of each of four parameters
+SECONDS = 600.0  # for an attack
 LIFE = 0.06  # seconds: kills come up to this long after a child has begun its first checkpoint
-
-
-@dataclass
-class Outcome:
-    """An attack: how often it was tried, how often saving held, and what was wrong elsewhere. `caught`: how
-    many kills met a file that was being written."""
-
-    tried: int = 0
-    held: int = 0
-    caught: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def add(self, failure: str | None) -> None:
-        self.tried += 1
-        self.held += failure is None
-        if failure is not None:
-            self.failures.append(failure)
+Result = TypeVar("Result")
 
 
 class _Mute:
@@ -63,33 +40,25 @@ class _Mute:
     warn = note
 
 
-def run(attack: str, work: Path, *words: str, timeout: float = 600) -> Outcome:
-    """Runs `kills` or `disks` in a process of its own, in the folder `work`."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.faults.kill_saving",
-        attack,
-        "--work",
-        str(work),
-        "--json",
-        *words,
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode in (0, 1) and done.stdout, done.stderr
-    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+def apart(function: Callable[..., Result], *given: Any) -> Result:
+    """The result of a module's function in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply_async(function, given).get(SECONDS)
 
 
-def kills(number: int, seed: int, work: Path, damage: str = "") -> Outcome:
+def kills(number: int, seed: int, work: Path, damage: str = "") -> tuple[Tally, int]:
     """Kills a process that saves `number` times. After each kill no checkpoint may be half there, and of
-    those begun at most the last may be missing. To be called where there is one thread."""
-    generator, outcome = random.Random(seed), Outcome()
-    directory = str(work / "kills")
+    those begun at most the last may be missing. To be called where there is one thread.
+
+    Returns:
+        The outcome, and how many kills met a file that was being written.
+    """
+    generator, failures, caught = random.Random(seed), [], 0
     for _ in range(number):
-        begun = _one_life(directory, generator.uniform(0, LIFE), damage)
-        outcome.caught += any(".tmp-" in name for name in os.listdir(directory))
-        outcome.add(_whole(directory, begun))
-    return outcome
+        begun = _one_life(str(work), generator.uniform(0, LIFE), damage)
+        caught += any(".tmp-" in name for name in os.listdir(work))
+        failures.append(_whole(str(work), begun))
+    return Tally.of(*failures, tried=number), caught
 
 
 def _one_life(directory: str, seconds: float, damage: str) -> int:
@@ -165,13 +134,13 @@ def _hasty_save(ckpt_dir: str, step: int, *given: Any, **named: Any) -> Any:
 DAMAGES: dict[str, Callable[..., Any]] = {"careless": _careless_save, "hasty": _hasty_save}
 
 
-def _whole(directory: str, begun: int) -> str | None:
-    """Returns what is wrong with a directory in which step `begun` was begun last."""
+def _whole(directory: str, begun: int) -> str:
+    """Returns what is wrong with a directory in which step `begun` was begun last; empty for nothing."""
     messages: list[str] = []
     try:
         found = checkpoint.newest_complete(directory, messages.append)
         if found is None:
-            return f"step {begun} was begun, and there is no checkpoint" if begun > 1 else None
+            return f"step {begun} was begun, and there is no checkpoint" if begun > 1 else ""
         if found.step < begun - 1:
             return f"step {begun} was begun, and step {found.step} is the newest: {messages}"
         assert found.manifest is not None
@@ -187,7 +156,7 @@ def _whole(directory: str, begun: int) -> str | None:
     except (InputError, KeyError, OSError) as error:
         return f"step {begun}: {type(error).__name__} {error}"
     half = [step for step in checkpoint.list_steps(directory) if not _is_verified(directory, step)]
-    return f"checkpoints of steps {half} look complete and are not" if half else None
+    return f"checkpoints of steps {half} look complete and are not" if half else ""
 
 
 def _is_verified(directory: str, step: int) -> bool:
@@ -198,34 +167,33 @@ def _is_verified(directory: str, step: int) -> bool:
     return True
 
 
-def disks(work: Path, damage: str = "") -> Outcome:
+def disks(work: Path, damage: str = "") -> Tally:
     """Has each write of a checkpoint fail: a limit to a file's size (as a quota gives it), and as root a
     small file system that is full, or has become read-only. Each time the error must name the step and the
     reason, the checkpoint before must stay the only one, and saving must work when the disk does again."""
-    outcome = Outcome()
+    failures = []
     if damage:
         saving.save = DAMAGES[damage]
     for name, limits in (("params", (0, 100, 6_000, 15_900)), ("states", (0, 100, 6_000, 15_900, 16_100))):
         sizes = (4_000, 10) if name == "params" else (10, 4_000)
         for limit in limits:
-            outcome.add(_fails(work / f"limit-{name}-{limit}", sizes, lambda _, n=limit: _limited(n)))
+            failures.append(_fails(work / f"limit-{name}-{limit}", sizes, lambda _, n=limit: limited(n)))
     # Files small beside the manifest: it is the one that does not fit.
-    outcome.add(_fails(work / "limit-manifest", (10, 10), lambda _: _limited(2_000), {"long": "x" * 4_000}))
-    for pages in range(9) if _can_mount(work) else ():
-        with _small_disk(work / f"full-{pages}") as place:
-            outcome.add(_fails(place, (4_000, 4_000), lambda path, n=pages: _full(path, n)))
-    if _can_mount(work):
-        with _small_disk(work / "read-only") as place:
-            outcome.add(_fails(place, (10, 10), _read_only))
-    return outcome
+    long = {"long": "x" * 4_000}
+    failures.append(_fails(work / "limit-manifest", (10, 10), lambda _: limited(2_000), long))
+    for pages in range(9) if can_mount(work) else ():
+        with small_disk(work / f"full-{pages}") as place:
+            failures.append(_fails(place, (4_000, 4_000), lambda path, n=pages: full(path, n)))
+    if can_mount(work):
+        with small_disk(work / "read-only") as place:
+            failures.append(_fails(place, (10, 10), read_only))
+    return Tally.of(*failures, tried=len(failures))
 
 
 Trouble = Callable[[Path], "contextlib.AbstractContextManager[str]"]
 
 
-def _fails(
-    place: Path, sizes: tuple[int, int], trouble: Trouble, facts: dict[str, Any] | None = None
-) -> str | None:
+def _fails(place: Path, sizes: tuple[int, int], trouble: Trouble, facts: dict[str, Any] | None = None) -> str:
     """Saves once, once more in `trouble` (which gives the reason that must be named), and again after it.
     Returns what was wrong."""
     directory = place / "ckpt"
@@ -247,7 +215,7 @@ def _fails(
         with Saver(str(directory), 1, _Mute()) as saver:  # type: ignore[arg-type]
             _save(saver, 3, sizes, facts)
         found = checkpoint.newest_complete(str(directory), lambda message: None)
-        return None if found and found.step == 3 else what + "it could not be saved afterwards"
+        return "" if found and found.step == 3 else what + "it could not be saved afterwards"
     except (Exception, KeyboardInterrupt) as error:
         return what + f"{type(error).__name__} {error}"
 
@@ -258,89 +226,47 @@ def _save(saver: Saver, step: int, sizes: tuple[int, int], facts: dict[str, Any]
     saver.take([saver.finish(), saver.finite])
 
 
-@contextlib.contextmanager
-def _limited(limit: int) -> Iterator[str]:
-    """No file may be larger; Python ignores the signal that comes with it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield "File too large"
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+# --- The figures.
 
 
-@contextlib.contextmanager
-def _full(directory: Path, pages: int) -> Iterator[str]:
-    """All but so many pages of the file system are taken."""
-    ballast = directory / "ballast"
-    status = os.statvfs(directory)
-    ballast.write_bytes(bytes((status.f_bavail - pages) * status.f_frsize))
-    try:
-        yield "No space left on device"
-    finally:
-        ballast.unlink()
+def attempt_kills(setting: Setting, parts: Parts) -> Tally:
+    """Kills at other moments in each case."""
+    damage = NAMES.get(setting.damage, "")
+    return apart(kills, int(parts["kills"]), int(parts["seed"]), setting.folder("saving"), damage)[0]
 
 
-@contextlib.contextmanager
-def _read_only(directory: Path) -> Iterator[str]:
-    place = str(directory.parent)
-    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-    try:
-        yield "Read-only file system"
-    finally:
-        subprocess.run(["mount", "-o", "remount,rw", place], check=True)
+def attempt_disks(setting: Setting, parts: Parts) -> Tally:
+    """All writes with all ways to fail, once: of checkpoints, or of whole commands."""
+    if "commands" in parts:
+        from tests.faults import fill_disk  # imports mxnet, which this module does without
+
+        return apart(fill_disk.attack, setting.folder("saving"))
+    return apart(disks, setting.folder("saving"), NAMES.get(setting.damage, ""))
 
 
-@contextlib.contextmanager
-def _small_disk(place: Path) -> Iterator[Path]:
-    place.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def _can_mount(work: Path) -> bool:
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        return False
-    try:
-        with _small_disk(work / "trial"):
-            return True
-    except subprocess.CalledProcessError:
-        return False
-    finally:
-        shutil.rmtree(work / "trial", ignore_errors=True)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Attacks; returns 1 if saving did not hold once."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("attack", choices=["kills", "disks"])
-    parser.add_argument("--number", type=int, default=500, help="kills")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, help="an existing folder; default: a temporary one")
-    parser.add_argument("--damage", default="", choices=DAMAGES, help="saves so: the attack must find it")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    work = Path(tempfile.mkdtemp(prefix="saving-", dir=options.work))
-    try:
-        if options.attack == "kills":
-            (work / "kills").mkdir()
-            outcome = kills(options.number, options.seed, work, options.damage)
-        else:
-            outcome = disks(work, options.damage)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    if options.json:
-        print(json.dumps(asdict(outcome)))
-    else:
-        print(f"{outcome.held} of {outcome.tried} held, {outcome.caught} met a file that was being written")
-        print(*outcome.failures[:20], sep="\n")
-    return int(bool(outcome.failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+NAMES = {
+    "files are written under their own names": "careless",
+    "older checkpoints are deleted before the new one is there": "hasty",
+}
+PROGRAM = Program(
+    "3",
+    "SIGKILL at random moments while checkpoints are saved",
+    "500 of 500: no half file loaded, at most one checkpoint lost",
+    weight=0.3,
+    seconds=15,
+    backends=(ONCE,),
+    cases=endless({"kills": 50}),
+    attempt=attempt_kills,
+    damages={name: Damage(named(kills=20, seed=1), "step") for name in NAMES},
+)
+DISKS = Program(
+    "9",
+    "disk full, read-only, over a limit, at each write of a run, and of commands that prepare",
+    "a clear error, the last checkpoint whole",
+    weight=0.2,
+    seconds=60,
+    backends=(ONCE,),
+    cases=lambda setting: [named(disks="all"), named(commands="all")],
+    attempt=attempt_disks,
+    damages={name: Damage(named(disks="all"), "Error|left|saved|step") for name in NAMES},
+)

@@ -6,41 +6,32 @@ Hosts are network namespaces of this machine (tests/namespaces.py).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
-import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
-from tests.faults.change_ranks import last_step, options, undisturbed, wait_for_a_step, wrong
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import ONE_THREAD, Job, named, parsed, python
+from tests.faults.change_ranks import options, undisturbed, wrong
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
+from tests.faults.jobs import (
+    LOST_STATES,
+    ONE_THREAD,
+    OWN_COUNTS,
+    SECONDS,
+    Job,
+    last_step,
+    python,
+    wait_for_checkpoint,
+    wait_for_step,
+)
 from tests.faults.taken import patch, steps_in
-from tests.faults.test_kill_pause_cut import wait_for_checkpoint
 from tests.namespaces import ADDRESSES, INTERFACE, SPARE_ADDRESS, TwoHosts, two_hosts
-from tests.processes import ROOT, Run, start_command
+from tests.processes import ROOT, Run, start_command, until
 
 BACKENDS = {"hvd_mpi": "hvd", "byteps": "byteps"}
 ALPHA, BETA = ADDRESSES
-SECONDS = 600.0
-LOST_STATES = "the optimizer's states begin anew"
-OWN_COUNTS = "a rank divides its losses by what it has itself"
-PATCHES = {
-    LOST_STATES: """
-import training.run
-training.run.restore_states = lambda *given, **named: None
-""",
-    OWN_COUNTS: """
-import training.step
-from comm.local import LocalCommunicator
-factors = training.step.TrainStep._factors
-training.step.TrainStep._factors = lambda self, batches, sharing: factors(self, batches, LocalCommunicator())
-""",
-}
 
 
 @dataclass(frozen=True)
@@ -81,29 +72,26 @@ def cases(setting: Setting) -> Iterator[str]:
             yield named(kind=kind, step=draw.randrange(5, 16), away=draw.randrange(3, 9))
 
 
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a host is lost after `step` steps, and answers again `away` steps after those that the
-    others have gone on with."""
-
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        kind, code = KINDS[parts["kind"]], PATCHES.get(setting.damage, "")
-        expected = undisturbed(setting, micro_batches=kind.ranks[0])
-        folder = setting.work / "case"
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "run" / "taken").mkdir(parents=True)
-        patched = patch(folder / "run" / "taken") + code
-        with two_hosts(folder, spare=bool(kind.spare)) as hosts:
-            hosts.hostfile.write_text(kind.hostfile(BACKENDS[setting.backend]), encoding="ascii")
-            with started(Job(setting, 1, patched), folder / "run", hosts) as run:
-                disturb(run, folder / "run", hosts, parts)
-                run.wait().check()
-        found = list(itertools.islice(wrong(folder / "run", expected), 3))
-        found += unlike_kind(folder / "run", kind)
-        return Tally.of("; ".join(found))
-
-    yield attempt
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A host is lost after `step` steps, and answers again `away` steps after those that the others have gone
+    on with."""
+    kind = KINDS[parts["kind"]]
+    expected = undisturbed(setting, micro_batches=kind.ranks[0])
+    folder = setting.folder("case")
+    directory = folder / "run"
+    (directory / "taken").mkdir(parents=True)
+    with two_hosts(folder, spare=bool(kind.spare)) as hosts:
+        hosts.hostfile.write_text(kind.hostfile(BACKENDS[setting.backend]), encoding="ascii")
+        with started(Job(setting, 1, patch(directory / "taken")), directory, hosts) as run:
+            wait_for_step(run, directory, int(parts["step"]))
+            wait_for_checkpoint(run, directory)
+            hosts.lose(1)
+            until(lambda: f"{BETA} is left out: it does not answer" in run.stderr(), run)
+            wait_for_step(run, directory, last_step(directory) + int(parts["away"]))
+            hosts.give_back(1)
+            run.wait().check()
+    found = [*itertools.islice(wrong(directory, expected), 3), *unlike_kind(directory, kind)]
+    return Tally.of("; ".join(found))
 
 
 def started(job: Job, directory: Path, hosts: TwoHosts) -> Run:
@@ -113,29 +101,6 @@ def started(job: Job, directory: Path, hosts: TwoHosts) -> Run:
     words += ["--interface", INTERFACE, "--min_hosts", "1", "--backoff", "0.1", "--rejoin_interval", "0.1"]
     script = python(job.script, *job.words(directory, **options(job.setting)))
     return start_command([*words, "--", *script], timeout=SECONDS, env=ONE_THREAD, grace=15.0)
-
-
-def disturb(run: Run, directory: Path, hosts: TwoHosts, parts: Mapping[str, str]) -> None:
-    """Takes the second host away, waits until the others have gone on, and gives it back."""
-    wait_for_a_step(run, directory, int(parts["step"]))
-    wait_for_checkpoint(run, directory)
-    hosts.lose(1)
-    until(run, lambda: f"{BETA} is left out: it does not answer" in run.stderr())
-    wait_for_a_step(run, directory, last_step(directory) + int(parts["away"]))
-    hosts.give_back(1)
-
-
-def until(run: Run, done: Callable[[], Any]) -> None:
-    """Waits for something that a run does.
-
-    Raises:
-        AssertionError: it ended before, or it took too long.
-    """
-    end = time.monotonic() + SECONDS
-    while not done():
-        assert run.poll() is None, run.wait().describe()
-        assert time.monotonic() < end, run.stderr()
-        time.sleep(0.01)
 
 
 def unlike_kind(directory: Path, kind: Kind) -> Iterator[str]:
@@ -163,7 +128,10 @@ PROGRAM = Program(
     seconds=60,
     backends=tuple(BACKENDS),
     cases=cases,
-    opened=opened,
-    damages={name: Damage(CASE, "differ") for name in PATCHES},
+    attempt=attempt,
+    damages={
+        "the optimizer's states begin anew": Damage(CASE, "differ", LOST_STATES),
+        "a rank divides its losses by what it has itself": Damage(CASE, "differ", OWN_COUNTS),
+    },
     note="mpirun and BytePS only, which hosts/launch.py starts; hosts are network namespaces of one machine",
 )

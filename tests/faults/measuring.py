@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import sys
 import time
 import traceback
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterable, NoReturn, Sequence
 
-from tests.faults.figure import ONCE, Attempt, Failure, Figure, Program, Setting, Tally
+from tests.faults.figure import ONCE, Failure, Figure, Program, Setting, Tally, parsed
 
 QUICK = 2.0  # seconds; figures with cases so short show only some of them
 SHOWN = 5  # failures of a figure whose text is kept
@@ -38,11 +39,21 @@ class Clock:
         self._begin = time.monotonic()
         self._end = self._begin + 60 * minutes
         self._said = -QUICK
+        self.stopped_by = 0  # the number of a signal
 
     @property
     def left(self) -> float:
         """Seconds."""
         return self._end - time.monotonic()
+
+    def stop(self, number: int, frame: object) -> NoReturn:
+        """Ends the command in order, as the handler of a signal: contexts end their processes, the table
+        shows what there is. Where a generator that is being closed swallows the exception, the case is the
+        last."""
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        self.stopped_by, self._end = number, 0.0
+        raise SystemExit(128 + number)
 
     def say(self, text: str, often: bool = False) -> None:
         """Prints a line of progress, with the time left; of those that come `often` not every one."""
@@ -71,7 +82,8 @@ class Plan:
         work.mkdir(parents=True)
         shared = self.folder / "shared"
         shared.mkdir(exist_ok=True)
-        return Setting(backend, self.seed, work, shared, seconds, damage)
+        patch = program.damages[damage].patch if damage else ""
+        return Setting(backend, self.seed, work, shared, seconds, damage, patch)
 
 
 def units_of(programs: Sequence[Program], backends: Sequence[str]) -> list[tuple[Program, str]]:
@@ -101,7 +113,7 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
 def _measure_one(
     program: Program,
     setting: Setting,
-    cases: Iterator[str],
+    cases: Iterable[str],
     clock: Clock,
     keep: Callable[[Figure], None],
 ) -> None:
@@ -109,13 +121,15 @@ def _measure_one(
     end = time.monotonic() + setting.seconds
     took: list[float] = []
     try:
-        with program.opened(setting) as attempt:
+        with program.around(setting):
             for case in cases:
+                if clock.stopped_by:
+                    break
                 # The first one also makes what all of them need.
                 if took and time.monotonic() + max(took[1:] or [min(took[0], program.seconds)]) > end:
                     break
                 begin = time.monotonic()
-                figure = added(figure, program, setting, case, tally_of(attempt, case))
+                figure = added(figure, program, setting, case, tally_of(program, setting, case))
                 took.append(time.monotonic() - begin)
                 keep(figure)
                 clock.say(
@@ -130,10 +144,10 @@ def _measure_one(
         shutil.rmtree(setting.work, ignore_errors=True)
 
 
-def tally_of(attempt: Attempt, case: str) -> Tally:
+def tally_of(program: Program, setting: Setting, case: str) -> Tally:
     """Tries a case; what it raises is its failure."""
     try:
-        return attempt(case)
+        return program.attempt(setting, parsed(case))
     except AssertionError as error:
         return Tally.of(str(error) or traceback.format_exc())
     except Exception:
@@ -178,8 +192,8 @@ def try_damages(plan: Plan, clock: Clock, keep: Callable[[Caught], None]) -> Non
                 continue
             setting = plan.setting(program, backend, clock.left, name)
             try:
-                with program.opened(setting) as attempt:
-                    said = "; ".join(tally_of(attempt, damage.case).failures)
+                with damage.broken(), program.around(setting):
+                    said = "; ".join(tally_of(program, setting, damage.case).failures)
             finally:
                 shutil.rmtree(setting.work, ignore_errors=True)
             caught = bool(re.search(damage.noticed, said))

@@ -7,19 +7,16 @@ if the line's slope is above LIMIT by more than two of its standard errors.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import math
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import SCRIPTS, corpus, named, parsed, patched
-from tests.processes import ROOT, Run, start_ranks, words_of
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
+from tests.faults.jobs import Job, last_step
+from tests.processes import Run
 
 LIMIT = 64.0  # bytes a step: 60 MB in 900,000
 WARM_UP = 5000  # the plans of 50 epochs of a small text
@@ -54,29 +51,26 @@ def slope(process: str, points: Sequence[tuple[int, int]]) -> Slope:
     return Slope(process, rise, math.sqrt(rest / max(1, count - 2) / spread), steps)
 
 
-def of_a_run(launcher: str, script: Path, steps: int, corpus: Path, work: Path) -> list[Slope]:
-    """Slopes of all processes of a run of `steps` steps after WARM_UP. `corpus`: of data.embedded."""
-    directory = work / "memory"
-    text = corpus / "corpus" / "eval.txt"
+def of_a_run(setting: Setting, steps: int) -> list[Slope]:
+    """Slopes of all processes of a run of `steps` steps after WARM_UP."""
+    directory, job = setting.folder("run"), Job(setting)
     options = {
-        "raw": True, "data": text, "vocab": corpus / "vocab.txt", "cache_dir": corpus / "tokens",
-        "model": "bert_1_32_2", "max_seq_length": 16, "batch_size": 8, "num_steps": WARM_UP + steps,
-        "lr": 0.001,
-        "warmup_ratio": 0.1, "log_interval": 50, "ckpt_interval": 10**6, "ckpt_dir": directory,
-        "progress": "none", "peak_tflops": 1,
+        "stages": None, "data_eval": None, "max_seq_length": 16, "num_steps": WARM_UP + steps, "lr": 0.001,
+        "batch_size": 8, "num_buckets": None, "warmup_ratio": 0.1, "log_interval": 50, "progress": "none",
+        "ckpt_interval": 10**6,
     }  # fmt: skip
     points: dict[str, list[tuple[int, int]]] = {}
     last = 0
-    with start_ranks(script, 2, launcher, timeout=3600 * 6, args=words_of(options)) as run:
+    with job.start(job.words(directory, **options), timeout=3600 * 6) as run:
         while run.poll() is None:
             time.sleep(0.5)
-            step = _step(directory)
+            step = last_step(directory)
             if step >= max(WARM_UP, last + steps // 100):
                 last = step
-                for name, pid in _processes(run, script.name).items():
+                for name, pid in _processes(run, job.script.name).items():
                     held = private_bytes(pid)
                     if held:
-                        points.setdefault(f"{launcher} {name}", []).append((step, held))
+                        points.setdefault(f"{setting.launcher} {name}", []).append((step, held))
         run.wait().check()
     return [slope(name, each) for name, each in points.items() if len(each) > 2]
 
@@ -85,14 +79,6 @@ def _processes(run: Run, script: str) -> dict[str, int]:
     ranks = {f"rank {number}": pid for number, pid in enumerate(run.find(script))}
     servers = {f"server {number}": pid for number, pid in enumerate(run.find_role("server"))}
     return {**ranks, **servers}
-
-
-def _step(directory: Path) -> int:
-    try:
-        lines = (directory / "metrics.jsonl").read_text().splitlines()
-        return int(json.loads(lines[-1])["step"])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def private_bytes(pid: int) -> int:
@@ -148,8 +134,6 @@ def growth_of(
 # --- The figure.
 
 
-STEPS = 20_000
-LEAK = "a step leaves 2 KB"
 PATCH = """
 import training.step
 kept = []
@@ -162,30 +146,11 @@ training.step.TrainStep.__call__ = leaking
 """
 
 
-def cases(setting: Setting) -> Iterator[str]:
-    """One run."""
-    return iter([named(steps=STEPS)])
-
-
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run, each of whose processes is one thing that is tried."""
-    script = ROOT / SCRIPTS[setting.backend.partition("_")[0]]
-    if setting.damage:
-        target = setting.work / script.name
-        target.write_text(patched(script, PATCH), encoding="utf-8")
-        script = target
-
-    def attempt(case: str) -> Tally:
-        work = setting.work / "run"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        slopes = of_a_run(setting.launcher, script, int(parsed(case)["steps"]), corpus(setting), work)
-        assert slopes, "no process was measured"
-        growing = [str(each) for each in slopes if each.grows]
-        return Tally(len(slopes), len(slopes) - len(growing), tuple(growing))
-
-    yield attempt
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run, each of whose processes is one thing that is tried."""
+    slopes = of_a_run(setting, int(parts["steps"]))
+    assert slopes, "no process was measured"
+    return Tally.of(*(str(each) for each in slopes if each.grows), tried=len(slopes))
 
 
 PROGRAM = Program(
@@ -194,7 +159,7 @@ PROGRAM = Program(
     "flat: under 64 bytes a step",
     weight=2,
     seconds=400,
-    cases=cases,
-    opened=opened,
-    damages={LEAK: Damage(named(steps=2000), "bytes a step")},
+    cases=lambda setting: [named(steps=20_000)],
+    attempt=attempt,
+    damages={"a step leaves 2 KB": Damage(named(steps=2000), "bytes a step", PATCH)},
 )

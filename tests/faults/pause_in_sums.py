@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
-from typing import Iterator
 
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import ONE_THREAD, named, parsed
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless, named
+from tests.faults.jobs import ONE_THREAD
 from tests.processes import ROOT, run_ranks
 
 WORKER = ROOT / "tests" / "comm" / "race_worker.py"
@@ -26,41 +23,28 @@ runpy.run_path({str(WORKER)!r}, run_name="__main__")
 """
 
 
-def cases(setting: Setting) -> Iterator[str]:
-    """Launches with other moments of stopping each."""
-    draw = random.Random(setting.seed)
-    while True:
-        yield named(rounds=ROUNDS, seed=draw.randrange(10**6))
-
-
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: both of the project's ways to sum, in the same ranks."""
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """Both of the project's ways to sum, in the same ranks, which are stopped at random."""
     kinds = {UNPROTECTED: ["name"], LEFT_OUT: ["communicator"]}.get(
         setting.damage, ["channels", "communicator"]
     )
-
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        result = run_ranks(
-            PATCH if setting.damage == LEFT_OUT else WORKER,
-            2,
-            "byteps",
-            timeout=200,
-            args=["--seed", parts["seed"], parts["rounds"], *kinds],
-            env=ONE_THREAD,
-            grace=10,
-        )
-        sums = int(parts["rounds"]) * TENSORS
-        wrong = [line for rank in result.ranks for line in re.findall(r".* in place of .*", rank.stdout)]
-        if wrong:
-            return Tally(sums, sums - 1, tuple(wrong[:1]))  # the ranks end at the first
-        result.check()
-        right = [kind for kind in kinds if f"{kind}: no wrong sum of {sums}\n" in result.ranks[0].stdout]
-        assert right == kinds, result.describe()
-        return Tally(sums * len(kinds), sums * len(kinds))
-
-    yield attempt
+    result = run_ranks(
+        setting.patch or WORKER,
+        2,
+        "byteps",
+        timeout=200,
+        args=["--seed", parts["seed"], parts["rounds"], *kinds],
+        env=ONE_THREAD,
+        grace=10,
+    )
+    sums = int(parts["rounds"]) * TENSORS
+    wrong = [line for rank in result.ranks for line in re.findall(r".* in place of .*", rank.stdout)]
+    if wrong:
+        return Tally.of(wrong[0], tried=sums)  # the ranks end at the first
+    result.check()
+    right = [kind for kind in kinds if f"{kind}: no wrong sum of {sums}\n" in result.ranks[0].stdout]
+    assert right == kinds, result.describe()
+    return Tally.of(tried=sums * len(kinds))
 
 
 PROGRAM = Program(
@@ -70,10 +54,10 @@ PROGRAM = Program(
     weight=0.5,
     seconds=25,
     backends=("byteps",),
-    cases=cases,
-    opened=opened,
+    cases=endless({"rounds": ROUNDS}),
+    attempt=attempt,
     damages={
         UNPROTECTED: Damage(named(rounds=300, seed=1), "in place of"),
-        LEFT_OUT: Damage(named(rounds=10, seed=1), "in place of"),
+        LEFT_OUT: Damage(named(rounds=10, seed=1), "in place of", PATCH),
     },
 )

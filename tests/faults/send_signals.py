@@ -6,17 +6,15 @@ import contextlib
 import os
 import random
 import re
-import shutil
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator
 
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import LAST, SECONDS, Job, differences, named, parsed, starter, whole
-from tests.faults.kill_at_boundary import metrics
-from tests.processes import Run, RunResult
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
+from tests.faults.jobs import LAST, Job, differences, last_step, starter, unsaved, whole
+from tests.processes import Run, RunResult, until
 from training.checkpoint import newest_complete
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
@@ -28,23 +26,6 @@ STEP = "step +"
 SAVING_SHARE, STEP_SHARE = 0.2, 0.3  # of the signals: while a checkpoint is being written, behind a step
 FURTHER = 6  # steps that a launch takes at most before a signal behind a step
 EACH = 5  # signals to one run
-PATCHES = {
-    "signals are not listened to": """
-import training.loop
-training.loop.StopRequest.listen = lambda self: None
-""",
-    "a stopped run saves nothing": """
-import training.last_good
-save = training.last_good.Checkpoints.save
-training.last_good.Checkpoints.save = lambda self, step, planned, ended, interrupted: (
-    None if interrupted else save(self, step, planned, ended, interrupted)
-)
-""",
-    "a stopped run ends with code 0": """
-import training.loop
-training.loop.StopRequest._note = lambda self, number, frame: setattr(self, "exit_code", 256)
-""",
-}
 
 
 @dataclass(frozen=True)
@@ -84,38 +65,29 @@ def blow(draw: random.Random, launcher: str) -> Blow:
     return Blow(name, to, at)
 
 
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run that is stopped, resumed, stopped again and so on, to its end. What each launch has
-    done is in the end: a stopped one saves."""
-
-    def attempt(case: str) -> Tally:
-        expected = whole(setting)
-        job = Job(setting, 1, PATCHES.get(setting.damage, ""))
-        directory = setting.work / "run"
-        shutil.rmtree(directory, ignore_errors=True)
-        sent = 0
-        for text in parsed(case).values():
-            one = Blow.of(text)
-            with job.start(directory) as run:
-                begun = last_logged(directory)
-                wait_until(one.at, run, job, directory, duration(expected) * (1 - begun / LAST / 2))
-                if run.poll() is not None:  # over before the moment came
-                    run.wait().check()
-                    break
-                before = last_logged(directory)
-                send(run, job, one)
-                result = run.wait()
-            sent += 1
-            failure = judged(result, CODES[one.signal], setting, directory, (begun, before))
-            if failure:
-                return Tally(sent, sent - 1, (f"{one}: {failure}: {result.describe(1500)}",))
-        with job.start(directory) as run:
-            run.wait().check()
-        texts = differences(directory, expected)
-        return Tally(sent, sent - bool(texts), (texts,) if texts else ())
-
-    yield attempt
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run that is stopped, resumed, stopped again and so on, to its end. What each launch has done is in
+    the end: a stopped one saves."""
+    expected, directory, job = whole(setting), setting.folder("run"), Job(setting)
+    sent = 0
+    for text in parts.values():
+        one = Blow.of(text)
+        with job.start(job.words(directory)) as run:
+            begun = last_step(directory)
+            wait_until(one.at, run, job, directory, duration(expected) * (1 - begun / LAST / 2))
+            if run.poll() is not None:  # over before the moment came
+                run.wait().check()
+                break
+            before = last_step(directory)
+            send(run, job, one)
+            result = run.wait()
+        sent += 1
+        failure = judged(result, CODES[one.signal], setting, directory, (begun, before))
+        if failure:
+            return Tally.of(f"{one}: {failure}: {result.describe(1500)}", tried=sent)
+    with job.start(job.words(directory)) as run:
+        run.wait().check()
+    return Tally.of(differences(directory, expected), tried=sent)
 
 
 def duration(directory: Path) -> float:
@@ -126,17 +98,14 @@ def duration(directory: Path) -> float:
 
 def wait_until(at: str, run: Run, job: Job, directory: Path, seconds: float) -> None:
     """Waits until the ranks exist, and then for the moment of a case, or the run's end."""
-    end = time.monotonic() + SECONDS
-    while run.poll() is None and len(run.find(job.script.name)) < 2:
-        assert time.monotonic() < end, "the ranks never came"
-        time.sleep(0.01)
+    until(lambda: run.poll() is not None or len(run.find(job.script.name)) == 2)
     waits = at == SAVING or at.startswith(STEP)
-    begun = last_logged(directory)
-    end = time.monotonic() + (SECONDS if waits else float(at) * seconds)
+    begun = last_step(directory)
+    end = time.monotonic() + (run.timeout if waits else float(at) * seconds)
     while run.poll() is None and time.monotonic() < end:
         if at == SAVING and any(directory.glob("[0-9]*.tmp-*")):
             return
-        if at.startswith(STEP) and last_logged(directory) >= begun + int(at[len(STEP) :]):
+        if at.startswith(STEP) and last_step(directory) >= begun + int(at[len(STEP) :]):
             return
         time.sleep(0.0005 if waits else 0.01)
 
@@ -149,11 +118,6 @@ def send(run: Run, job: Job, one: Blow) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def last_logged(directory: Path) -> int:
-    """The last step in the metrics; 0 for none."""
-    return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
 
 
 def judged(result: RunResult, code: int, setting: Setting, directory: Path, steps: tuple[int, int]) -> str:
@@ -192,11 +156,22 @@ PROGRAM = Program(
     weight=1.5,
     seconds=60,
     cases=cases,
-    opened=opened,
+    attempt=attempt,
     damages={
-        "signals are not listened to": Damage(CASE, "the newest checkpoint is that|code 138"),
-        "a stopped run saves nothing": Damage(CASE, "the newest checkpoint is that"),
-        "a stopped run ends with code 0": Damage(CASE, "code 0 in place of 143"),
+        "signals are not listened to": Damage(
+            CASE,
+            "the newest checkpoint is that|code 138",
+            "import training.loop\ntraining.loop.StopRequest.listen = lambda self: None",
+        ),
+        "a stopped run saves nothing": Damage(CASE, "the newest checkpoint is that", unsaved()),
+        "a stopped run ends with code 0": Damage(
+            CASE,
+            "code 0 in place of 143",
+            """
+import training.loop
+training.loop.StopRequest._note = lambda self, number, frame: setattr(self, "exit_code", 256)
+""",
+        ),
     },
     note="to one rank, to all, or to the launcher if it passes signals on; horovodrun has code 1 for any end",
 )

@@ -1,6 +1,6 @@
 """Strangers at the heartbeat's port: a seeded attack on a real hub in a process of its own.
 
-    python -m tests.faults.strangers --messages 10000 --seed 1
+    python -m tests.faults --figures 5b --backends byteps --case at=hub,messages=10000,seed=1
 
 A hub of four ranks runs without mxnet; ranks 1 and 2 are connected, rank 3 is missing, which keeps the port
 open. Then come, all at once: messages of every kind below, connections that say nothing, that send a byte now
@@ -13,7 +13,6 @@ memory that do not come back, signs of life that are late. There must be none.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import hmac
@@ -80,7 +79,7 @@ def attack(messages: int, seed: int, stranger_seconds: float = 3.0, damage: str 
                 _drip(held)
                 if effects:
                     raise ConnectionError("the run has ended")
-            with subprocess.Popen(_command("--flood", port), cwd=ROOT) as flood:
+            with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
                 time.sleep(FLOOD_SECONDS / 2)
                 descriptors.append(_descriptors(process.pid))
                 start = time.monotonic()
@@ -117,7 +116,7 @@ def bother(port: int, messages: int, seed: int, during: Callable[[], None]) -> i
         for count in _send(port, NO_TOKEN, messages, random.Random(seed)):
             delivered = count
             _drip(held)
-        with subprocess.Popen(_command("--flood", port), cwd=ROOT) as flood:
+        with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
             time.sleep(FLOOD_SECONDS / 2)
             during()
             flood.wait()
@@ -174,7 +173,7 @@ def _link(rank: int, address: HubAddress, effects: list[str]) -> Link:
 
 @contextlib.contextmanager
 def _hub(stranger_seconds: float, damage: str) -> Iterator[tuple[subprocess.Popen[str], HubAddress]]:
-    words = _command("--hub", stranger_seconds, "--damage", damage)
+    words = _command("serve", stranger_seconds, damage)
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
@@ -185,8 +184,10 @@ def _hub(stranger_seconds: float, damage: str) -> Iterator[tuple[subprocess.Pope
             process.kill()
 
 
-def _command(*options: object) -> list[str]:
-    return [sys.executable, "-m", "tests.faults.strangers", *map(str, options)]
+def _command(function: str, *given: object) -> list[str]:
+    """Words that call a function of this module in a process of its own."""
+    call = f"from tests.faults import strangers; strangers.{function}(*{given!r})"
+    return [sys.executable, "-c", call]
 
 
 def _send(port: int, token: bytes, messages: int, draw: random.Random) -> Iterator[int]:
@@ -232,7 +233,7 @@ def _drip(held: Sequence[socket.socket]) -> None:
             connection.send(b"\0")
 
 
-def _flood(port: int, seconds: float) -> None:
+def flood(port: int, seconds: float) -> None:
     """Opens connections as fast as one process can, and keeps the latest few hundred."""
     held: list[socket.socket] = []
     deadline = time.monotonic() + seconds
@@ -337,7 +338,8 @@ DAMAGES: dict[str, Callable[[], None]] = {
 }
 
 
-def _serve(stranger_seconds: float, damage: str) -> int:
+def serve(stranger_seconds: float, damage: str) -> None:
+    """The hub: writes its address, verdicts and longest silence as JSON, and ends when it reads a line."""
     heartbeat.STRANGER_SECONDS = stranger_seconds
     if damage:
         DAMAGES[damage]()
@@ -357,7 +359,6 @@ def _serve(stranger_seconds: float, damage: str) -> int:
     sys.stdin.readline()
     hub.close()
     print(json.dumps({"late": max(late[2:], default=0.0)}), flush=True)
-    return 0
 
 
 def _descriptors(pid: int) -> int:
@@ -370,27 +371,3 @@ def _memory(pid: int) -> int:
     """Resident memory in bytes."""
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:  # of a zombie: zeros
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--messages", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--damage", default="", choices=("", *DAMAGES))
-    parser.add_argument("--hub", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--flood", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.hub is not None:
-        return _serve(args.hub, args.damage)
-    if args.flood is not None:
-        _flood(args.flood, FLOOD_SECONDS)
-        return 0
-    outcome = attack(args.messages, args.seed, damage=args.damage)
-    print(outcome)
-    return int(bool(outcome.effects))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,22 +6,12 @@ alone, whose token they have, and whose descriptors and memory are counted.
 
 from __future__ import annotations
 
-import contextlib
-import random
-import shutil
-from typing import Iterator
-
-from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
-from tests.faults.jobs import Job, differences, named, parsed, whole
+from tests.faults import strangers
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless, named
+from tests.faults.jobs import Job, differences, whole
 from tests.processes import wait_for_file
 
 MESSAGES = 2500
-DAMAGES = (
-    "believes everyone",
-    "keeps all strangers",
-    "stays open",
-    "parses first",
-)  # of tests/faults/strangers.py
 MEETING = """
 import time
 from pathlib import Path
@@ -37,54 +27,27 @@ def wait_and_connect(self, *given, **named):
         time.sleep(0.02)
     connect(self, *given, **named)
 heartbeat.Hub.__init__, heartbeat.Link.__init__ = listen_and_say, wait_and_connect
-if {damage!r}:
-    from tests.faults.strangers import DAMAGES
-    DAMAGES[{damage!r}]()
 """
 
 
-def cases(setting: Setting) -> Iterator[str]:
-    """Endless: attacks on a run, and on a hub alone, with other messages each."""
-    draw = random.Random(setting.seed)
-    while True:
-        for at in ("run", "hub"):
-            yield named(at=at, messages=MESSAGES, seed=draw.randrange(10**6))
-
-
-@contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: messages, floods, connections that stay."""
-    from tests.faults import strangers
-
-    damage = next((name for name in DAMAGES if setting.damage.endswith(name)), "")
-
-    def at_a_run(messages: int, seed: int) -> Tally:
-        expected = whole(setting)
-        folder, directory = setting.work / "meeting", setting.work / "run"
-        for each in (folder, directory):
-            shutil.rmtree(each, ignore_errors=True)
-        folder.mkdir()
-        job = Job(setting, 1, MEETING.format(folder=str(folder), damage=damage))
-        with job.start(directory) as run:
-            wait_for_file(folder / "port", text="\n", run=run)
-            port = int((folder / "port").read_text(encoding="ascii"))
-            delivered = strangers.bother(port, messages, seed, (folder / "go").touch)
-            result = run.wait()
-        effect = differences(directory, expected) if result.returncode == 0 else result.describe(1500)
-        if not effect and delivered < 0.9 * messages:
-            effect = f"{messages - delivered} messages were not delivered"
-        return Tally(delivered, delivered - bool(effect), (effect,) if effect else ())
-
-    def at_a_hub(messages: int, seed: int) -> Tally:
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """Messages, floods, connections that stay."""
+    messages, seed = int(parts["messages"]), int(parts["seed"])
+    if parts["at"] == "hub":
+        damage = setting.damage[len("it ") :]
         outcome = strangers.attack(messages, seed, damage=damage)
-        return Tally(outcome.messages, outcome.messages - bool(outcome.effects), outcome.effects)
-
-    def attempt(case: str) -> Tally:
-        parts = parsed(case)
-        attack = at_a_run if parts["at"] == "run" else at_a_hub
-        return attack(int(parts["messages"]), int(parts["seed"]))
-
-    yield attempt
+        return Tally.of("; ".join(outcome.effects), tried=outcome.messages)
+    expected, folder, directory = whole(setting), setting.folder("meeting"), setting.folder("run")
+    job = Job(setting, 1, MEETING.format(folder=str(folder)))
+    with job.start(job.words(directory)) as run:
+        wait_for_file(folder / "port", text="\n", run=run)
+        port = int((folder / "port").read_text(encoding="ascii"))
+        delivered = strangers.bother(port, messages, seed, (folder / "go").touch)
+        result = run.wait()
+    effect = differences(directory, expected) if result.returncode == 0 else result.describe(1500)
+    if not effect and delivered < 0.9 * messages:
+        effect = f"{messages - delivered} messages were not delivered"
+    return Tally.of(effect, tried=delivered)
 
 
 PROGRAM = Program(
@@ -93,11 +56,15 @@ PROGRAM = Program(
     "10,000: no effect on the run",
     weight=0.5,
     seconds=20,
-    cases=cases,
-    opened=opened,
+    cases=endless({"at": "run", "messages": MESSAGES}, {"at": "hub", "messages": MESSAGES}),
+    attempt=attempt,
     damages={
-        **{f"it {name}": Damage(named(at="hub", messages=600, seed=1), ".") for name in DAMAGES},
-        "rank 0 parses first": Damage(named(at="run", messages=600, seed=1), "exited with|lost|ended"),
+        **{f"it {name}": Damage(named(at="hub", messages=600, seed=1), ".") for name in strangers.DAMAGES},
+        "rank 0 parses first": Damage(
+            named(at="run", messages=600, seed=1),
+            "exited with|lost|ended",
+            "from tests.faults.strangers import DAMAGES\nDAMAGES['parses first']()",
+        ),
     },
     note="a run's parameters, states and metrics are compared with the undisturbed run's, to the bit",
 )

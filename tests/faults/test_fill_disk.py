@@ -5,33 +5,29 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 
 import pytest
 
+from tests.faults.disks import small_disk
 from tests.faults.fill_disk import WRITERS, attack
 from tests.processes import ROOT, run_ranks, words_of
 from tests.training.small_runs import handlers
 from training.checkpoint import list_steps, newest_complete
 
 __all__ = ["handlers"]  # a fixture for all tests of this module
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@needs_root
 def test_a_run_ends_with_one_line_and_goes_on_when_there_is_room(tmp_path):
     """Of the pages that are free there are none for run.yaml, for metrics, for events, for a checkpoint."""
     outcome = attack(tmp_path, [WRITERS[0]._replace(pages=(2, 3, 4, 24, 25))])
     assert outcome.tried == outcome.held == 8, outcome.failures
 
 
+@needs_root
 def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(place)], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "4M") as place:
         words = words_of({
             "raw": True, "num_steps": 4000, "ckpt_interval": 5, "log_interval": 10, "max_seq_length": 32,
             "batch_size": 64, "model": "bert_1_32_2", "lr": 0.001, "warmup_ratio": 0.1, "data": corpus.train,
@@ -52,5 +48,3 @@ def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
         assert newest is not None and newest.step == failed - 5
         assert not [name for name in os.listdir(place / "ckpt") if ".tmp-" in name]
         assert f"saved {place}/ckpt/{failed - 5:07d}.params" in result.stdout
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)

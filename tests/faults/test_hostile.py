@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.faults.hostile import BY_COMMANDS, COMMANDS, KINDS, OF_OTHERS
+from tests.faults.hostile import KINDS
 from tests.processes import ROOT, run_command
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -19,7 +19,3 @@ def test_what_is_hostile_is_read_or_rejected_in_a_line(tmp_path, kind):
     words = [sys.executable, "-m", "tests.faults.hostile", kind, "1", "150", str(tmp_path)]
     result = run_command(words, env=ONE_THREAD, cwd=ROOT).check()
     assert sum(json.loads(result.stdout.splitlines()[-1]).values()) == 150
-
-
-def test_all_kinds_are_of_the_figure():
-    assert set(OF_OTHERS) == set(KINDS) and set(BY_COMMANDS) == set(COMMANDS)

@@ -9,43 +9,45 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
 from tests.embedded import built_once
-from tests.faults.kill_at_boundary import (
-    END,
-    FIRST,
-    MOMENTS,
-    SCRIPTS,
-    Job,
-    differences,
-    job,
-    kill_and_resume,
-    metrics,
-)
+from tests.faults.figure import Setting
+from tests.faults.jobs import Job, differences, metrics
 from tests.processes import LIMIT, ROOT, Run, RunResult, environ_of, start_command, until
 from training.checkpoint import list_steps, read_manifest
 
+FIRST, SECOND = 6, 6  # steps of the stages
+END = FIRST + SECOND
+CHANGES = {"num_steps": f"{FIRST},{SECOND}", "ckpt_interval": 3}
 
-def launched(work: Job, directory: Path, hosts: str) -> Run:
+
+def has_line(directory: Path, stage: int, figure: str) -> bool:
+    """Whether the metrics have a figure of stage 1's last step, seen by a stage."""
+    return any(
+        (each["step"], each["stage"]) == (FIRST, stage) and figure in each for each in metrics(directory)
+    )
+
+
+def launched(job: Job, directory: Path, hosts: str, backend: str) -> Run:
     """Starts a run under hosts/launch.py."""
     hostfile = directory / "hosts"
     hostfile.write_text(hosts, "ascii")
-    words = ["--hostfile", hostfile, "--backend", work.backend, "--backoff", "0.1"]
-    script = [ROOT / SCRIPTS[work.backend], *work.words, "--ckpt_dir", directory]
+    words = ["--hostfile", hostfile, "--backend", backend, "--backoff", "0.1"]
+    script = [job.script, *job.words(directory, resume=None, **CHANGES)]
     return start_command([sys.executable, ROOT / "hosts" / "launch.py", *words, "--", *script])
 
 
-def kill_rank_1(run: Run, directory: Path, moment: str, **variables: object) -> None:
+def kill_rank_1(run: Run, job: Job, moment: Callable[[], bool], **variables: object) -> None:
     wanted = {f"{name}={value}" for name, value in variables.items()}
 
     def ranks() -> list[int]:
-        found = [pid for name in SCRIPTS.values() for pid in run.find(name)]
-        return [pid for pid in found if wanted <= set(environ_of(pid))]
+        return [pid for pid in run.find(job.script.name) if wanted <= set(environ_of(pid))]
 
     (pid,) = until(ranks, run)  # now: to look for it takes longer than some steps
-    until(lambda: MOMENTS[moment](directory), run, pause=0.0005)
+    until(moment, run, pause=0.0005)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -63,20 +65,22 @@ def check_restart(result: RunResult, directory: Path, step: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    return built_once(tmp_path_factory, vocab_size=1024)
+def shared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "embedded").symlink_to(built_once(tmp_path_factory, vocab_size=1024))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def horovod(text) -> Job:
-    return job("hvd", 2, text)
+def horovod(shared) -> Job:
+    return Job(Setting("hvd_mpi", 0, shared, shared))
 
 
 @pytest.fixture(scope="module")
 def whole(horovod, tmp_path_factory) -> Path:
     """An uninterrupted launch of two Horovod processes."""
     directory = tmp_path_factory.mktemp("whole")
-    with horovod.start(directory) as run:
+    with horovod.start(horovod.words(directory, **CHANGES), launcher="mpirun") as run:
         result = run.wait().check()
     assert result.ranks[1].stdout == "" and result.ranks[1].stderr == ""
     said = result.ranks[0].stdout
@@ -101,27 +105,36 @@ def test_two_stages_on_two_ranks(whole):
 
 
 def test_killed_at_the_boundary_and_resumed(horovod, whole, tmp_path):
-    outcome = kill_and_resume(horovod, tmp_path, "stage 2 is evaluated before its first step", whole)
-    assert outcome.newest >= FIRST and outcome.differences == []
+    """All processes, when stage 2 is evaluated before its first step."""
+    words = horovod.words(tmp_path, **CHANGES)
+    with horovod.start(words, launcher="mpirun") as run:
+        run.kill_when(lambda: has_line(tmp_path, 2, "eval_mlm_loss"))
+    assert max(list_steps(str(tmp_path))) >= FIRST
+    with horovod.start(words, launcher="mpirun") as run:
+        run.wait().check()
+    assert differences(tmp_path, whole) == ""
 
 
 def test_a_rank_is_killed_and_the_launcher_starts_the_run_again(horovod, whole, tmp_path):
     """At the boundary, on two Horovod processes: the end has the bits of the undisturbed run."""
-    with launched(horovod, tmp_path, "localhost slots=2\n") as run:
-        kill_rank_1(run, tmp_path, "its end is saved", OMPI_COMM_WORLD_RANK=1)
+    with launched(horovod, tmp_path, "localhost slots=2\n", "hvd") as run:
+        saved = tmp_path / f"{FIRST:07d}.json"
+        kill_rank_1(run, horovod, saved.exists, OMPI_COMM_WORLD_RANK=1)
         result = run.wait().check()
-    assert differences(tmp_path, whole) == []
+    assert differences(tmp_path, whole) == ""
     check_restart(result, tmp_path, FIRST)
 
 
-def test_over_byteps_it_is_the_same_training(text, whole, tmp_path):
+def test_over_byteps_it_is_the_same_training(shared, whole, tmp_path):
     """Names are declared in stage 1, and serve the arrays of stage 2; two ranks' sums have the same bits. A
     worker is killed in stage 2, and the launcher starts the run again."""
-    with launched(job("byteps", 2, text), tmp_path, "localhost slots=1\n" * 2) as run:
-        kill_rank_1(run, tmp_path, "its first checkpoint is saved", DMLC_WORKER_ID=1, DMLC_ROLE="worker")
+    job = Job(Setting("byteps", 0, shared, shared))
+    with launched(job, tmp_path, "localhost slots=1\n" * 2, "byteps") as run:
+        saved = tmp_path / f"{FIRST + 3:07d}.json"
+        kill_rank_1(run, job, saved.exists, DMLC_WORKER_ID=1, DMLC_ROLE="worker")
         result = run.wait().check()
     check_restart(result, tmp_path, FIRST + 3)
-    assert differences(tmp_path, whole) == []
+    assert differences(tmp_path, whole) == ""
     of_horovod = [each for each in metrics(whole) if "lr" in each]
     of_byteps = [each for each in metrics(tmp_path) if "lr" in each]
     assert [each["stage"] for each in of_byteps] == [each["stage"] for each in of_horovod]

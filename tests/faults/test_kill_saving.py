@@ -3,22 +3,21 @@ Each attack finds a program that saves carelessly."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.faults.kill_saving import run
+from tests.faults.kill_saving import apart, disks, kills
 
 
 def test_of_the_checkpoints_begun_at_most_the_last_is_missing_after_a_kill(tmp_path):
-    outcome = run("kills", tmp_path, "--number", "25", "--seed", "1")
+    outcome, caught = apart(kills, 25, 1, tmp_path)
     assert outcome.tried == outcome.held == 25, outcome.failures
-    assert outcome.caught > 5, "too few kills met a file that was being written"
+    assert caught > 5, "too few kills met a file that was being written"
 
 
 def test_each_write_that_fails_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
-    outcome = run("disks", tmp_path)
+    outcome = apart(disks, tmp_path)
     assert outcome.tried == outcome.held >= 10, outcome.failures
 
 
-@pytest.mark.parametrize(("attack", "words"), [("kills", ["--number", "8"]), ("disks", [])])
-def test_saving_carelessly_is_found(tmp_path, attack, words):
-    assert len(run(attack, tmp_path, "--damage", "careless", *words).failures) >= 2
+def test_saving_carelessly_is_found(tmp_path):
+    (tmp_path / "kills").mkdir()
+    assert len(apart(kills, 8, 0, tmp_path / "kills", "careless")[0].failures) >= 2
+    assert len(apart(disks, tmp_path, "careless").failures) >= 2

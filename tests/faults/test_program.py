@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults import attack_pipelines
+from tests.faults import attack_pipelines, jobs
 from tests.faults.catalogue import PROGRAMS
 from tests.faults.figure import BACKENDS, ONCE, Damage, Figure, Program, Setting, Tally
 from tests.faults.jobs import LAST, differences, patched
@@ -26,12 +26,12 @@ FACTS = {"machine": "a machine", "date": "today", "commit": "abc", "minutes": 1,
 
 def program(attempt, number="77", cases=("a=1", "a=2", "a=3"), **more) -> Program:
     @contextmanager
-    def opened(setting: Setting):
+    def around(setting: Setting):
         (setting.work / "file").write_text(setting.damage)
-        yield lambda case: attempt(setting, case)
+        yield
 
-    given = {"seconds": 0.01, "backends": (ONCE,), **more}
-    return Program(number, "a figure", "a goal", cases=lambda setting: iter(cases), opened=opened, **given)
+    given = {"seconds": 0.01, "backends": (ONCE,), "around": around, **more}
+    return Program(number, "a figure", "a goal", cases=lambda setting: cases, attempt=attempt, **given)
 
 
 def measured(programs, folder, minutes=1.0, backends=tuple(BACKENDS)) -> dict[tuple[str, str], Figure]:
@@ -45,8 +45,8 @@ def measured(programs, folder, minutes=1.0, backends=tuple(BACKENDS)) -> dict[tu
 
 
 def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
-    def attempt(setting, case):
-        if case == "a=2":
+    def attempt(setting, parts):
+        if parts["a"] == "2":
             raise AssertionError("it | broke")
         return Tally(10, 10)
 
@@ -60,7 +60,7 @@ def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
 
 
 def test_a_program_that_breaks_is_a_failure_of_its_figure_alone(tmp_path):
-    broken = replace(program(None, "76"), opened=lambda setting: 1 / 0)
+    broken = replace(program(None, "76"), around=lambda setting: 1 / 0)
     found = measured([broken, program(lambda *_: Tally())], tmp_path)
     assert not found["76", ONCE].holds and "ZeroDivisionError" in found["76", ONCE].failures[0].what
     assert found["77", ONCE].holds
@@ -74,7 +74,7 @@ def test_time_is_shared_and_kept(tmp_path, monkeypatch):
         clock[0] += 0.1
         return Tally()
 
-    endless = ["a"] * 1000
+    endless = ["a=1"] * 1000
     programs = [program(slow, "1", endless, weight=1), program(slow, "2", endless, weight=3)]
     found = measured(programs, tmp_path, minutes=1.2 / 60)
     assert 0.8 < clock[0] < 1.5
@@ -190,7 +190,7 @@ def test_a_run_stops_itself_while_it_saves(tmp_path):
     patch = attack_pipelines.STOPPING_ITSELF.format(step=5, moment=".states.npz")
     (tmp_path / "patched.py").write_text(patched(script, patch))
     with start_command([sys.executable, tmp_path / "patched.py", tmp_path / "saved"]) as run:
-        until(lambda: attack_pipelines.is_stopped(run.pid), run)
+        until(lambda: jobs.is_stopped(run.pid), run)
         left = sorted(path.name.partition(".tmp-")[0] for path in (tmp_path / "saved").glob("*8*.tmp-*"))
         assert left == ["0000008.json", "0000008.params", "0000008.states.npz"]
         assert run.stdout() == "saved 4\n"

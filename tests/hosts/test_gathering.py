@@ -30,6 +30,10 @@ SECRET = b"s" * 32
 WHO = [(SCHEDULER, 0), (SERVER, 0), (WORKER, 0), (WORKER, 1)]
 
 
+def nothing() -> None:
+    """Answers no order."""
+
+
 class Pod:
     """A member in a thread: joins, waits for its orders, and ends with `code` when `finish` is set."""
 
@@ -42,10 +46,9 @@ class Pod:
         self._thread.start()
 
     def _run(self) -> None:
-        self.address = self.member.join(("127.0.0.1", self._port), LIMIT, self.asked.is_set)
+        place = ("127.0.0.1", self._port)
+        self.address = self.member.join(place, LIMIT, self.asked.is_set, self.left.set, self.stopped.set)
         self.verdict = self.member.verdict
-        if self.address:
-            self.member.watch(self.left.set, self.stopped.set)
         self.started.set()
 
     def end(self, code: int) -> None:
@@ -134,7 +137,7 @@ def test_a_coordinator_that_is_not_there_is_named():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     member = Member(WORKER, 0, SHAPE, SECRET)
-    assert member.join(("127.0.0.1", port), 0.6, lambda: False) == ""
+    assert member.join(("127.0.0.1", port), 0.6, lambda: False, nothing, nothing) == ""
     where = f"127.0.0.1:{port} was not reached in 0.6 s: Connection refused"
     assert member.verdict == Verdict(1, f"the coordinator at {where}")
 
@@ -220,7 +223,9 @@ def test_what_was_recorded_is_worth_nothing_again(pods, coordinator):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         member = Member(*WHO[3], SHAPE, SECRET)
         place = listener.getsockname()
-        threading.Thread(target=member.join, args=(place, 3.0, lambda: False), daemon=True).start()
+        threading.Thread(
+            target=member.join, args=(place, 3.0, lambda: False, nothing, nothing), daemon=True
+        ).start()
         between, _ = listener.accept()
         with between, socket.create_connection(("127.0.0.1", coordinator.port), LIMIT) as first:
             between.sendall(first.recv(100))  # the nonce that the pod signs
@@ -237,7 +242,7 @@ def test_a_coordinator_without_the_secret_is_not_believed():
     coordinator = Coordinator(SHAPE, b"t" * 32, 0, LIMIT, lambda text: None)
     coordinator.start()
     member = Member(WORKER, 0, SHAPE, SECRET)
-    assert member.join(("127.0.0.1", coordinator.port), 0.6, lambda: False) == ""
+    assert member.join(("127.0.0.1", coordinator.port), 0.6, lambda: False, nothing, nothing) == ""
     assert member.verdict.code == 1 and "with the same secret?" in member.verdict.reason
 
 

@@ -17,7 +17,6 @@ from tests.hosts.launching import BYTEPS
 from tests.processes import LIMIT, ROOT, python_3_9, run_command, start_command, until, wait_for_file
 
 PART = Path(__file__).with_name("part.py")
-NO_SIGNS = {"DMLC_ROLE": None, "BYTEPS_LOCAL_RANK": None}
 
 
 def words(tmp_path, lines, actions, *options):
@@ -82,14 +81,6 @@ def test_ranks_of_two_workers(tmp_path):
         assert rank_facts["cwd"] == str(ROOT)
         ports.add(rank_facts["environ"]["DMLC_PS_ROOT_PORT"])
     assert len(ports) == 1 and 1024 < int(ports.pop()) < 65536
-
-
-def test_a_single_worker_needs_no_server(tmp_path):
-    launch(tmp_path, ["localhost slots=2"], ["exit0"], env=NO_SIGNS).check()
-    for rank in range(2):
-        environ = facts(tmp_path, rank)["environ"]
-        assert environ["DMLC_NUM_WORKER"] == "1" and environ["BYTEPS_LOCAL_RANK"] == str(rank)
-        assert "DMLC_PS_ROOT_URI" not in environ and "DMLC_NUM_SERVER" not in environ
 
 
 def test_a_single_worker_can_be_made_to_use_a_server(tmp_path):
@@ -187,13 +178,6 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
 
 
 # ------------------------------------------------------------------------------------ a part that fails
-
-
-@pytest.mark.parametrize("lines", [["localhost slots=2"], ["localhost slots=1"] * 2], ids=["1x2", "2x1"])
-def test_the_exit_code_is_the_culprits(tmp_path, lines):
-    result = launch(tmp_path, lines, ["sleep", "exit7"])
-    assert result.returncode == 7
-    assert last_line(result) == "launch: rank 1 exited with 7; ended the run"
 
 
 def test_a_rank_that_does_not_listen_is_killed(tmp_path):

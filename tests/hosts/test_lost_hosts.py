@@ -7,7 +7,7 @@ import pytest
 
 from tests.embedded import built_once
 from tests.faults.figure import Setting
-from tests.faults.lose_hosts import opened
+from tests.faults.lose_hosts import PROGRAM
 from tests.namespaces import Unavailable
 
 
@@ -18,7 +18,7 @@ def test_a_run_that_loses_a_host_and_takes_it_back(tmp_path_factory, tmp_path):
     work.mkdir()
     (shared / "embedded").symlink_to(built_once(tmp_path_factory, vocab_size=1024))
     try:
-        with opened(Setting("hvd_mpi", 0, work, shared, 60.0)) as attempt:
-            assert attempt("kind=pair,step=5,away=3").failures == ()
+        case = {"kind": "pair", "step": "5", "away": "3"}
+        assert PROGRAM.attempt(Setting("hvd_mpi", 0, work, shared), case).failures == ()
     except Unavailable as reason:
         pytest.skip(f"no network namespaces: {reason}")

@@ -9,7 +9,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.launching.output import LONGEST, Lines, LogFile, Screen
+from hosts.launching.output import LONGEST, Lines, Output, Screen
 from tests.processes import LIMIT, until
 
 streams = st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"a", b"bc ", "ü".encode()]), max_size=40)
@@ -61,10 +61,10 @@ def test_output_that_cannot_be_written_is_reported_once(tmp_path):
         screen.finish(10)
     (tmp_path / "rank.0").mkdir()
     (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
-    log = LogFile(tmp_path / "rank.0" / "stdout", said.append)
+    output = Output(None, tmp_path, said.append)
     for _ in range(3):
-        log.write(b"line\n")
-    log.close()
+        output.write("rank 0", 0, b"line\n")
+    output.close()
     assert len(said) == 2 and all("No space left on device; the run goes on" in line for line in said)
 
 
@@ -100,7 +100,7 @@ def test_dropped_lines_are_counted():
 
 def test_a_log_file_is_appended_to(tmp_path):
     for text in (b"first run\n", b"second run\n"):
-        log = LogFile(tmp_path / "rank.0" / "stdout", print)
-        log.write(text)
-        log.close()
+        output = Output(None, tmp_path, print)
+        output.write("rank 0", 0, text)
+        output.close()
     assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"first run\nsecond run\n"

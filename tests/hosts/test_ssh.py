@@ -104,14 +104,6 @@ def test_restarts_and_ctrl_c(hosts, tmp_path):
     assert (tmp_path / "ckpt" / "0000008.json").exists()
 
 
-def test_byteps_over_two_hosts(hosts, tmp_path):
-    """Real servers, scheduler and ranks: sums of 1.2 MB over ssh's hosts."""
-    command = [*launcher(hosts, backend="byteps"), "--", sys.executable, HERE / "average_worker.py", tmp_path]
-    run_command(command, env={"OMP_NUM_THREADS": "1"}).check()
-    facts = [json.loads((tmp_path / f"rank.{rank}.json").read_text()) for rank in (0, 1)]
-    assert [(each["host"], each["wrong"]) for each in facts] == [("alpha", 0), ("beta", 0)]
-
-
 def test_a_part_ends_when_its_connection_is_cut(hosts, tmp_path):
     """Its ssh server would not notice for hours: it sends nothing, and waits for nothing."""
     supervise = [sys.executable, "-I", "-S", ROOT / "hosts" / "supervise.py", "--token", "t", "--line", "1"]
