@@ -17,7 +17,7 @@ import functools
 import os
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -25,11 +25,11 @@ from base.errors import InputError
 from base.files import sha256_of
 from base.progress import Progress, Silent
 from base.workers import in_order
-from data.formats.records import BLOCK_INSTANCES, PretrainingArrays, id_dtype
+from data.formats.records import Gathered, PretrainingArrays
 from data.formats.write import FORMATS, write_instances
-from data.masked_copies import CopiesConfig, as_arrays, masked_plan
+from data.masked_copies import CopiesConfig, masked_plan
 from data.pretraining.randomness import epoch_key, permuted
-from data.pretraining.sources import padded_batch
+from data.pretraining.sources import padded, places
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
 from data.store.cache import describe_sources
 from data.store.instances import InstanceStore, instance_store_plan
@@ -178,7 +178,7 @@ def _write_file(
     """
     if not os.path.exists(job.name):
         compress = files.gzip or files.format in ("npz", "hdf5")
-        write_instances(job.name, files.format, _blocks(store, order, job), compress)
+        write_instances(job.name, files.format, _rows(store, order, job), compress)
     return {
         "file": os.path.basename(job.name),
         "size": os.path.getsize(job.name),
@@ -187,14 +187,33 @@ def _write_file(
     }
 
 
-def _blocks(directory: str, order: tuple[int | None, int], job: _FileJob) -> Iterator[PretrainingArrays]:
+def _rows(directory: str, order: tuple[int | None, int], job: _FileJob) -> PretrainingArrays:
+    """The rows of a file, each column read from the store where the writer slices it."""
     (key, pad_id), store = order, InstanceStore.open(directory, verify=False)
-    predictions = max(1, store.prediction_width)
-    id_type = id_dtype(store.vocab_size)
-    types = (id_type, np.uint8, np.uint16, id_type, np.float32, np.uint8, np.int32)
-    for start in range(job.start, job.stop, BLOCK_INSTANCES):
-        rows = np.arange(start, min(start + BLOCK_INSTANCES, job.stop))
-        if key is not None:
-            rows = permuted(rows, store.num_instances, key)
-        arrays = as_arrays(padded_batch(store, rows, store.width, predictions, pad_id))
-        yield PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
+
+    def column(values: np.ndarray, ends: np.ndarray | None = None, width: int = 0, fill: int = 0) -> Any:
+        def make(first: int, stop: int) -> np.ndarray:
+            rows = np.arange(job.start + first, job.start + stop)
+            if key is not None:
+                rows = permuted(rows, store.num_instances, key)
+            if ends is None:
+                found = values[rows]
+            else:
+                where = places(ends[rows], ends[rows + 1] - ends[rows], width)
+                found = padded(values, where, values.dtype.type, fill)
+            store.check()
+            return found
+
+        return Gathered((job.stop - job.start, width) if width else (job.stop - job.start,), make)
+
+    tokens = store.token_ends, store.width
+    predictions = store.prediction_ends, max(1, store.prediction_width)
+    return PretrainingArrays(
+        column(store.ids, *tokens, pad_id),
+        column(store.segments, *tokens),
+        column(store.positions, *predictions),
+        column(store.masked_ids, *predictions),
+        column(store.weights, *predictions),
+        column(store.labels),
+        column(store.lengths),
+    )

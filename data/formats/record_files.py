@@ -16,7 +16,14 @@ from google.protobuf.message import DecodeError
 
 from base.errors import InputError
 from data.formats.framing import Stream, framed, frames
-from data.formats.records import BLOCK_INSTANCES, Damage, FileFacts, RawBlock, Spool
+from data.formats.records import (
+    BLOCK_INSTANCES,
+    Damage,
+    FileFacts,
+    PretrainingArrays,
+    RawBlock,
+    in_blocks,
+)
 from data.options import MAX_POSITIONS
 
 
@@ -156,15 +163,16 @@ def blocks(path: str, format: str, packed: bool) -> Iterator[RawBlock | Damage]:
         raise InputError(f"{path} holds no instances")
 
 
-def write(handle: IO[bytes], spool: Spool, format: str, compress: bool) -> None:
-    """Writes the instances padded to the widest, as the formats' readers expect; gzip if `compress`."""
+def write(handle: IO[bytes], rows: PretrainingArrays, format: str, compress: bool) -> None:
+    """Writes the instances padded, as the formats' readers expect; gzip if `compress`."""
     messages = Messages(format)
-    places = np.arange(spool.width)
+    places = np.arange(rows.input_ids.shape[1])
     with ExitStack() as stack:
         out: Any = handle
         if compress:  # without name and time: the same bytes
             out = stack.enter_context(gzip.GzipFile("", "wb", fileobj=handle, mtime=0))
-        for arrays in spool.blocks():
+        for block in zip(*map(in_blocks, rows)):
+            arrays = PretrainingArrays(*block)
             columns = {
                 "input_ids": arrays.input_ids.tolist(),
                 "input_mask": (places < arrays.valid_lengths[:, None]).astype(int).tolist(),

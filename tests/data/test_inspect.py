@@ -65,7 +65,7 @@ def blocks(source):
 def npz(source, tmp_path_factory):
     """A file with the masks of the first 300 instances."""
     path = tmp_path_factory.mktemp("files") / "pretrain.npz"
-    write_instances(str(path), "npz", iter([as_arrays(source.collate(0, 0, np.arange(300), 64))]), True)
+    write_instances(str(path), "npz", as_arrays(source.collate(0, 0, np.arange(300), 64)))
     return path
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
 from data.masked_copies import as_arrays
 from data.options import MaskingConfig
@@ -56,10 +55,8 @@ def stores(store, tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
     shutil.copytree(store.directory, directory / "tokens")
     source = TextSource(store, store.vocabulary, MaskingConfig(64, 0.1, 0.15, 10))
-    arrays = as_arrays(source.collate(0, 0, np.arange(400), 64))
-    types = (np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32)
-    block = PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
-    write_instances(str(directory / "a.npz"), "npz", iter([block]), True)
+    block = as_arrays(source.collate(0, 0, np.arange(400), 64))
+    write_instances(str(directory / "a.npz"), "npz", block)
     build_instances([str(directory / "a.npz")], len(store.vocabulary), str(directory / "instances"))
     return directory
 

@@ -112,16 +112,17 @@ build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Pri
 def save_large(path, count):
     """An npz file of `count` * 1024 instances of 512 tokens; about 4 MB of arrays for each `count`."""
     generator = np.random.default_rng(0)
+    rows = count * 1024
     block = PretrainingArrays(
-        generator.integers(0, 30000, (1024, 512)).astype(np.int32),
-        np.zeros((1024, 512), np.uint8),
-        np.tile(np.arange(1, 3, dtype=np.uint16), (1024, 1)),
-        np.ones((1024, 2), np.int32),
-        np.ones((1024, 2), np.float32),
-        np.zeros(1024, np.uint8),
-        np.full(1024, 512, np.int32),
+        generator.integers(0, 30000, (rows, 512)).astype(np.int32),
+        np.zeros((rows, 512), np.uint8),
+        np.tile(np.arange(1, 3, dtype=np.uint16), (rows, 1)),
+        np.ones((rows, 2), np.int32),
+        np.ones((rows, 2), np.float32),
+        np.zeros(rows, np.uint8),
+        np.full(rows, 512, np.int32),
     )
-    write_instances(path, "npz", (block for _ in range(count)), compress=False)
+    write_instances(path, "npz", block, compress=False)
     assert os.path.getsize(path) > count << 22
 
 
