@@ -43,7 +43,7 @@ from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.sharing import Share
 from data.store.build import build_columns
 from data.store.instances import InstanceStore
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.entry import exit_code
@@ -141,9 +141,8 @@ def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
 def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: int) -> dict[str, Source]:
     """The sources to measure, by the name of their row."""
     vocab = load_vocab(vocab_path)
-    directory = os.path.join(folder, "store")
-    build_store(paths, TokenizerSettings(vocab), directory)
-    store = repeated(TokenStore.open(directory), least_tokens)
+    built = cached_store(paths, TokenizerSettings(vocab), folder)
+    store = repeated(built, least_tokens)
     sources: dict[str, Source] = {}
     for length, predictions in PREDICTIONS.items():
         for words in (False, True):
@@ -152,7 +151,7 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
             sources[f"ours, {length}{', whole words' if words else ''}"] = source
         stored = os.path.join(folder, f"stored-{length}")
         copies = CopiesConfig(MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions))
-        build_columns(stored, masked_plan([directory], copies, {"length": length}), num_workers=1)
+        build_columns(stored, masked_plan([built.directory], copies), num_workers=1)
         sources[f"ours, {length}, stored masks"] = InstanceSource(InstanceStore.open(stored), vocab.pad_id)
     return sources
 

@@ -1,7 +1,7 @@
 """Writes instances to files that other projects read: npz, HDF5, TFRecord, OFRecord.
 
     export(text_rows(store_directories, CopiesConfig(...)), output, FileConfig(...), num_workers, progress)
-    export(file_rows(paths, vocab_size), output, FileConfig(...), num_workers, progress)
+    export(Rows(instance_store_plan(paths, vocab_size)), output, FileConfig(...), num_workers, progress)
 
 makes a directory of files `pretrain-00000.npz` (or `.tfrecord`, `.tfrecord.gz`; HDF5: `training-00000.hdf5`;
 OFRecord: `part-00000`) and a `manifest.json`. The instances first become an instance store in
@@ -17,7 +17,7 @@ import functools
 import os
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from data.masked_copies import CopiesConfig, masked_plan
 from data.pretraining.randomness import epoch_key, permuted
 from data.pretraining.sources import padded, places
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
-from data.store.cache import describe_sources
-from data.store.instances import InstanceStore, instance_store_plan
+from data.store.instances import InstanceStore
 from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
 
@@ -42,11 +41,10 @@ INSTANCES_PER_FILE = 100_000
 
 @dataclass(frozen=True)
 class Rows:
-    """Instances to be written. `plan` makes an instance store of them, `identity` tells them from others;
-    they are permuted by `key` if there is one, and short rows are filled with `pad_id`."""
+    """Instances to be written: an instance store of them is built by `plan`, whose identity tells them from
+    others. They are permuted by `key` if there is one, and short rows are filled with `pad_id`."""
 
     plan: BuildPlan
-    identity: Mapping[str, Any]
     key: int | None = None
     pad_id: int = 0
 
@@ -58,30 +56,9 @@ def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
     `stores` is the directory of the store, or of several, for a tokenizer that samples: one for each copy.
     Raises InputError for options out of range, and a store that is not one.
     """
-    opened = [TokenStore.open(store) for store in stores]
-    identity = {
-        "stores": [sha256_of(os.path.join(store, MANIFEST)) for store in stores],
-        "masks": copies.identity(opened),
-    }
-    key = epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE)
-    return Rows(masked_plan(stores, copies, identity), identity, key, opened[0].vocabulary.pad_id)
-
-
-def file_rows(
-    paths: Sequence[str], vocab_size: int, skip_bad_records: bool = False, progress: Progress | None = None
-) -> Rows:
-    """The instances of files, of any formats, with the same masks in the same order.
-
-    `vocab_size` bounds the token ids; bad instances are left out if asked. Raises InputError for a file that
-    cannot be read.
-    """
-    sources = describe_sources(paths, progress=progress)
-    identity = {
-        "vocab_size": vocab_size,
-        "skip_bad_records": skip_bad_records,
-        "sources": [source.sha256 for source in sources],
-    }
-    return Rows(instance_store_plan(sources, vocab_size, skip_bad_records), identity)
+    plan = masked_plan(stores, copies)
+    pad_id = TokenStore.open(stores[0], verify=False).vocabulary.pad_id
+    return Rows(plan, epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE), pad_id)
 
 
 @dataclass(frozen=True)
@@ -123,7 +100,7 @@ def export(
     files.check()
     reporter = progress if progress is not None else Silent()
     written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
-    identity = {"format": EXPORT_FORMAT, **rows.identity, "files": written}
+    identity = {**rows.plan.identity, "format": EXPORT_FORMAT, "files": written}
 
     def make(partial: str) -> None:
         directory = os.path.join(partial, UNFINISHED, "instances")

@@ -18,12 +18,12 @@ from base.command_line import OptionParser, count, num_processes, path_name, pat
 from base.errors import InputError
 from base.options import add_options, taken
 from base.progress import Printed
-from data.export import INSTANCES_PER_FILE, CopiesConfig, FileConfig, export, file_rows, text_rows
+from data.export import INSTANCES_PER_FILE, CopiesConfig, FileConfig, Rows, export, text_rows
 from data.formats.write import FORMATS
 from data.opening import INSTANCES, TEXT, TOKEN_STORE, load_vocabulary, named_data, tokenizer_settings
 from data.options import TABLE, DataConfig, check_tokenizer
 from data.store.build import build_columns, is_built
-from data.store.cache import describe_sources
+from data.store.instances import instance_store_plan
 from data.store.manifest import MANIFEST, read_json
 from data.store.tokens import cached_store, token_store_plan
 from data.tokenizing.vocab import Vocabulary
@@ -90,7 +90,7 @@ def prepare(config: PrepareConfig) -> None:
     made_on_the_way, progress = f"{output}.tokens", Printed()
     if data.kind == INSTANCES:
         skip = config.data.text.skip_bad_records
-        rows = file_rows(data.paths, len(_vocabulary(config)), skip, progress)
+        rows = Rows(instance_store_plan(data.paths, len(_vocabulary(config)), skip, progress=progress))
     elif data.kind == TOKEN_STORE:
         rows = text_rows(data.paths, config.copies)
     else:
@@ -109,7 +109,7 @@ def prepare(config: PrepareConfig) -> None:
 def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
     progress, output, text = Printed(), config.output, config.data.text
     settings = tokenizer_settings(config.data.tokenizer, _vocabulary(config))
-    plan = token_store_plan(describe_sources(paths, progress=progress), settings, text)
+    plan = token_store_plan(paths, settings, text, progress=progress)
     if is_built(output, plan.identity):
         print(f"{output} is there already, of the same text and settings: nothing to do")
         return

@@ -227,8 +227,8 @@ def padded_batch(
 
 
 def places(starts: np.ndarray, counts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows of `counts` numbers from `starts` on lie in a column, int64 (B, width), and which of the
-    places are padding, bool: these point beside the row, at the end beside the column."""
+    """Places in a column of rows of `counts` numbers from `starts` on, int64 (B, width), and which of them
+    are padding, bool: these point beside the row, at the end beside the column."""
     place = np.arange(width)
     return starts[:, None] + place, place >= counts[:, None]
 
@@ -240,7 +240,7 @@ def padded(
     source, outside = where
     if not len(column):  # of a store without a single prediction there is nothing to take
         return np.zeros(source.shape, dtype)
-    values = column.take(source, mode="clip").astype(dtype)
+    values: np.ndarray = column.take(source, mode="clip").astype(dtype)
     np.copyto(values, fill, where=outside)
     return values
 

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
+from tests.data.token_stores import build_store
 from tests.data.wikitext import SHARED_WIKITEXT, TEXTS, write_wikitext
 from tests.embedded import built_once
 

@@ -23,9 +23,10 @@ from data.pretraining.batches import (
 from data.pretraining.evaluation import evaluation_batches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import vocabulary_from_tokens
+from tests.data.token_stores import build_store
 from tests.processes import until
 
 

@@ -24,8 +24,9 @@ from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
+from tests.data.token_stores import build_store
 from tests.processes import LIMIT, ROOT, run_command
 
 SETTINGS = ["--max_seq_length", "64", "--batch_size", "1024", "--use_avg_len", "--num_buckets", "5"]

@@ -10,8 +10,8 @@ import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
-from data.store.instances import InstanceStore, build_instances
-from tests.data.instance_files import VOCAB_SIZE, files_of, flip
+from data.store.instances import InstanceStore
+from tests.data.instance_files import VOCAB_SIZE, build_instances, files_of, flip
 
 TOKENS = ("ids", "segments", "lengths", "token_ends", "labels")
 PREDICTIONS = ("positions", "masked_ids", "weights", "prediction_ends")

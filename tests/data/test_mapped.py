@@ -16,7 +16,7 @@ from data.masked_copies import as_arrays
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
 from data.store.columns import Column, ColumnWriter, map_columns
-from data.store.instances import build_instances
+from tests.data.instance_files import build_instances
 from tests.processes import run_command, start_command
 
 READER = """

@@ -11,9 +11,9 @@ from base.errors import InputError
 from base.files import sha256_of
 from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
-from data.store.instances import InstanceStore, build_instances, cached_instances, is_instance_store
+from data.store.instances import InstanceStore, cached_instances, is_instance_store
 from tests.data.formats.samples import ragged
-from tests.data.instance_files import VOCAB_SIZE, assert_holds, content, files_of, flip, save
+from tests.data.instance_files import VOCAB_SIZE, assert_holds, build_instances, content, files_of, flip, save
 from tests.processes import run_command
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
@@ -104,7 +104,7 @@ def test_a_missing_file_is_named(tmp_path):
 CHILD = """
 import sys
 from base.progress import Printed
-from data.store.instances import build_instances
+from tests.data.instance_files import build_instances
 build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
 """
 

@@ -13,12 +13,12 @@ import sentencepiece
 from base.errors import InputError
 from base.progress import Silent
 from data.options import TextConfig
-from data.store.tokens import TokenizeUnit, TokenStore, build_store, cached_store, is_store
+from data.store.tokens import TokenizeUnit, TokenStore, cached_store, is_store
 from data.text.corpus import documents, text_units
 from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import vocabulary_from_tokens
 from data.tokenizing.wordpiece import lists_of
-from tests.data.token_stores import stored_documents, stores_in
+from tests.data.token_stores import build_store, stored_documents, stores_in
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

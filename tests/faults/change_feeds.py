@@ -21,9 +21,10 @@ from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, Source, prefetched
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, load_vocab
+from tests.data.token_stores import build_store
 
 SIZES = (1, 2, 3, 4)
 LETTERS = "abcdefghijklmnop"
