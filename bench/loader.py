@@ -38,7 +38,8 @@ from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_
 from bench.raw_path import batches as raw_batches
 from data.masked_copies import CopiesConfig, masked_plan
 from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.sharing import Share
 from data.store.build import build_columns
@@ -127,7 +128,7 @@ def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
     """The share of time that `steps` steps of 20 ms wait for their batches."""
     batches = PretrainingBatches(source, BATCHING, 0, Share.of(0, 1))
     waited = 0.0
-    with prefetched(batches, 8, num_workers) as ahead:
+    with Prefetcher(batches.tasks(), 8, num_workers) as ahead:
         next(ahead)
         begun = time.perf_counter()
         for _ in range(steps):

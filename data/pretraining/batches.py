@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Callable, Generic, Iterator, Protocol, TypeVar
+from typing import Callable, Generic, Iterator, TypeVar
 
 import numpy as np
 
 from data.options import BatchingConfig
 from data.pretraining.buckets import EpochOrder, bucket_bounds, epoch_order, padded_to, rows_per_batch
 from data.pretraining.epochs import EpochCache
-from data.pretraining.prefetch import Prefetcher
 from data.pretraining.randomness import epoch_key
 from data.pretraining.sources import Batch, Source
 from data.sharing import Share
-
-__all__ = [
-    "EPOCH_SHIFT",
-    "Batch",
-    "PretrainingBatches",
-    "SeekableBatches",
-    "Source",
-    "dummy_batch",
-    "prefetched",
-]
 
 Made = TypeVar("Made")
 
@@ -147,26 +136,6 @@ class PretrainingBatches(SeekableBatches[Batch]):
         rows = [self._rows(bound) for bound in bounds]
         key = epoch_key(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
         return epoch_order(lengths, bounds, rows, key)
-
-
-class Tasks(Protocol):
-    """Batches without end: tasks from the present position on, each with the position after its batch."""
-
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Any]]]: ...
-
-
-def prefetched(batches: Tasks, depth: int, num_workers: int) -> Prefetcher[tuple[int, Any]]:
-    """Iterates over (position after the batch, batch) from the position of `batches`, which stays as it is;
-    `num_workers` threads work up to `depth` batches ahead.
-
-    Same batches in the same order for any number of workers; 0 (--num_data_workers 0) makes each when it is
-    due. An exception surfaces where its batch is taken. Use it in a `with` block or call close().
-    """
-    return Prefetcher((partial(_run, *task) for task in batches.tasks()), depth, num_workers)
-
-
-def _run(position: int, make: Callable[[], Any]) -> tuple[int, Any]:
-    return position, make()
 
 
 def dummy_batch(

@@ -18,9 +18,9 @@ from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
     dummy_batch,
-    prefetched,
 )
 from data.pretraining.evaluation import evaluation_batches
+from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore
@@ -211,7 +211,7 @@ def test_seeking_equals_iterating_across_epochs(source, num_workers):
         for position in (positions[consumed - 1], 2 * consumed):  # a position, or a plain count of blocks
             fresh = make(source, rank=1, world_size=2)
             fresh.seek(position)
-            with prefetched(fresh, 4, num_workers) as ahead:
+            with Prefetcher(fresh.tasks(), 4, num_workers) as ahead:
                 for index in range(consumed, consumed + 3):
                     position, batch = next(ahead)
                     assert same(batch, expected[index]) and position == positions[index]
@@ -270,7 +270,7 @@ def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
 
 def test_prefetching_counts_what_was_taken_and_not_what_was_made(source):
     batches = make(source)
-    with prefetched(batches, 8, 2) as ahead:
+    with Prefetcher(batches.tasks(), 8, 2) as ahead:
         for count in (1, 2, 3):
             position, _ = next(ahead)
             assert position == count and batches.position == 0
@@ -278,7 +278,7 @@ def test_prefetching_counts_what_was_taken_and_not_what_was_made(source):
 
 def test_an_error_while_collating_reaches_the_consumer(source):
     source.collate = lambda *arguments: 1 / 0
-    with prefetched(make(source), 4, 2) as ahead, pytest.raises(ZeroDivisionError):
+    with Prefetcher(make(source).tasks(), 4, 2) as ahead, pytest.raises(ZeroDivisionError):
         next(ahead)
 
 

@@ -26,7 +26,8 @@ kind, directory, before = sys.argv[1:]
 if before == "mxnet":
     import mxnet
 from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import InstanceSource, TextSource
 from data.sharing import Share
 from data.store.instances import InstanceStore
@@ -39,7 +40,7 @@ def main():
     else:
         source = InstanceSource(InstanceStore.open(directory))
     made = PretrainingBatches(source, BatchingConfig(16, False, 4), 0, Share.of(0, 1))
-    with prefetched(made, 4, 2) as batches:
+    with Prefetcher(made.tasks(), 4, 2) as batches:
         for number, _ in enumerate(batches):
             if number == 20:
                 print("reading", flush=True)

@@ -18,8 +18,9 @@ import numpy as np
 
 from data.finetuning.batching import Grouping, OrderedBatches, TrainingOrder
 from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, Source, prefetched
-from data.pretraining.sources import TextSource
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.prefetch import Prefetcher
+from data.pretraining.sources import Source, TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
@@ -164,7 +165,7 @@ def _live(
             for rank in range(size):
                 batches = feed(rank, size)
                 batches.seek(damage(position) if life else position)
-                ahead = prefetched(batches, 6, rng.randint(0, 2))
+                ahead = Prefetcher(batches.tasks(), 6, rng.randint(0, 2))
                 stack.callback(ahead.close)
                 ranks.append((ahead, batches.micro_batches))
             since: list[list[Taken]] = []

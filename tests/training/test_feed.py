@@ -14,7 +14,7 @@ import pytest
 
 from base.errors import InputError
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from tests.data.token_stores import build_store
