@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
+from base.command_line import positive_int
 from base.errors import InputError
 from base.files import sha256_of
+from base.options import check_values, flag, option
 from base.progress import Progress, Silent
 from base.workers import in_order
 from data.formats.records import Gathered, PretrainingArrays
@@ -36,7 +38,7 @@ from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
 
 _SHUFFLE_PURPOSE = 64
-INSTANCES_PER_FILE = 100_000
+STORE = "store"  # no files, but what they are made from
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,20 @@ def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
 class FileConfig:
     """Files to write. npz and HDF5 are always compressed inside; `gzip` is for TFRecord."""
 
-    format: str
-    gzip: bool = False
-    instances_per_file: int = INSTANCES_PER_FILE
+    format: str = option(
+        "store: a token store, from which training draws new pairs and masks each epoch; the others: "
+        "instances with their masks, for this and other projects",
+        choices=(STORE, *FORMATS),
+        default=STORE,
+    )
+    gzip: bool = flag("compress TFRecord and OFRecord (npz and HDF5 always are)")
+    instances_per_file: int = option("(default: 100,000)", positive_int, default=100_000)
 
     def check(self) -> None:
         """Raises InputError naming the option that is out of range."""
-        if self.format not in FORMATS:
-            raise InputError(f"--format {self.format}: choose one of {', '.join(FORMATS)}")
         if self.gzip and self.format == "ofrecord":
             raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
-        if self.instances_per_file < 1:
-            raise InputError(f"--instances_per_file {self.instances_per_file}: must be at least 1")
+        check_values(self)
 
     def file_name(self, number: int) -> str:
         """As the format's users name them; NVIDIA's script takes only files with "training" in their name."""

@@ -8,8 +8,9 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.errors import InputError
+from base.command_line import count, whole
 from base.files import sha256_of
+from base.options import check_values, option
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import Batch, TextSource
@@ -26,13 +27,16 @@ class CopiesConfig:
     """Instances made from text once: `dupe_factor` copies of it, each with pairs and masks of its own."""
 
     masking: MaskingConfig = MaskingConfig(128)
-    dupe_factor: int = 5
-    seed: int = 0
+    dupe_factor: int = option(
+        "copies of the text, each with other pairs and masks",
+        whole(1, 10_000, "more than a run has epochs"),
+        default=5,
+    )
+    seed: int = option("seed of pairs, masks and order", count, default=0)
 
     def source(self, stores: Sequence[TokenStore]) -> TextSource:
         """The samples whose epoch e, over store e modulo their number, is copy e."""
-        if self.dupe_factor < 1:
-            raise InputError(f"--dupe_factor {self.dupe_factor}: must be at least 1")
+        check_values(self)
         return TextSource(lambda epoch: stores[epoch % len(stores)], stores[0].vocabulary, self.masking)
 
 
@@ -59,8 +63,8 @@ class MaskCopies:
         if self._source is None:
             stores = [TokenStore.open(directory, verify=False) for directory in self._directories]
             self._source = copies.source(stores)
-        count = len(self._source.lengths(copies.seed, unit.epoch))
-        first, end = count * unit.piece // unit.pieces, count * (unit.piece + 1) // unit.pieces
+        total = len(self._source.lengths(copies.seed, unit.epoch))
+        first, end = total * unit.piece // unit.pieces, total * (unit.piece + 1) // unit.pieces
         rows = RowWriter(part, self._source.max_length, self._source.max_predictions)
         for start in range(first, end, BLOCK_INSTANCES):
             indices = np.arange(start, min(start + BLOCK_INSTANCES, end))

@@ -71,11 +71,8 @@ class Batches(Protocol):
     @property
     def micro_batches(self) -> int: ...
 
-    def seek(self, position: int) -> None:
-        """Continues at a position."""
-
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Tasks from there on: the position after each batch, and its maker."""
+    def tasks(self, position: int) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """Tasks from a position on: the position after each batch, and its maker."""
 
 
 class FileFeed:
@@ -95,8 +92,7 @@ class FileFeed:
 
     def seek(self, position: int) -> None:
         self.position = position
-        self._batches.seek(position)
-        self._ahead = Prefetcher(self._batches.tasks(), BATCHES_AHEAD, self._num_workers)
+        self._ahead = Prefetcher(self._batches.tasks(position), BATCHES_AHEAD, self._num_workers)
 
     def __next__(self) -> Any:
         assert self._ahead is not None, "seek comes first"

@@ -110,9 +110,6 @@ def _is_text(start: bytes) -> bool:
     return all(character.isprintable() or character in "\t\n\r\f" for character in text)
 
 
-__all__ = ["FileFacts", "check_limits", "peek", "read_instances"]
-
-
 def peek(path: str) -> FileFacts:
     """Format, number of instances and widths, from headers or the first record alone.
 

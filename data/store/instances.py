@@ -24,11 +24,10 @@ from data.store.build import BuildPlan, Part, Skipped
 from data.store.cache import (
     SourceFile,
     describe_sources,
-    is_verified,
     open_or_build,
-    remember_verified,
+    verify_once,
 )
-from data.store.columns import Column, check_sums, map_columns
+from data.store.columns import Column, map_columns
 from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 
@@ -111,16 +110,10 @@ class InstanceStore:
             check_figures(manifest)
             columns = instance_columns(int(manifest["vocab_size"]))
             arrays, files = map_columns(directory, manifest["columns"], columns)
-            unknown = verify and not is_verified(directory, files.paths)
-            if unknown:
-                check_sums(directory, manifest["columns"])
             store = InstanceStore(**arrays, manifest=manifest, directory=directory, files=files)
+            if verify:
+                verify_once(directory, manifest["columns"], files, lambda: _check_values(store))
             _check_lengths(store)
-            if unknown:
-                for start in range(0, store.num_instances, _CHECK_ROWS):
-                    _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
-                store.check()
-                remember_verified(directory, files.paths)
         except (InputError, KeyError, TypeError, ValueError) as error:
             what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
             raise InputError(
@@ -228,6 +221,13 @@ def _check_lengths(store: InstanceStore) -> None:
         or not 1 <= store.width <= MAX_POSITIONS
     ):
         raise InputError("the widths of the sources are out of range")
+
+
+def _check_values(store: InstanceStore) -> None:
+    """Raises InputError if the store holds what none can hold."""
+    _check_lengths(store)
+    for start in range(0, store.num_instances, _CHECK_ROWS):
+        _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
 
 
 def _check_rows(store: InstanceStore, start: int, stop: int) -> None:

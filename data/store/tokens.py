@@ -22,11 +22,10 @@ from data.store.build import BuildPlan, Part, Skipped
 from data.store.cache import (
     describe_sources,
     file_facts,
-    is_verified,
     open_or_build,
-    remember_verified,
+    verify_once,
 )
-from data.store.columns import Column, check_sums, map_columns
+from data.store.columns import Column, map_columns
 from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
@@ -97,11 +96,8 @@ class TokenStore:
             store = TokenStore(
                 **arrays, vocabulary_sha256=words, manifest=manifest, directory=directory, files=files
             )
-            if verify and not is_verified(directory, files.paths):
-                check_sums(directory, manifest["columns"])
-                _check_structure(store)
-                store.check()
-                remember_verified(directory, files.paths)
+            if verify:
+                verify_once(directory, manifest["columns"], files, lambda: _check_structure(store))
         except InputError as error:
             raise _damaged(directory, str(error)) from error
         except (KeyError, TypeError, ValueError) as error:

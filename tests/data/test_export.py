@@ -221,7 +221,6 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
 @pytest.mark.parametrize(
     "files, masks, message",
     [
-        (FileConfig("csv"), MASKS, "--format csv: choose one of npz, hdf5, tfrecord, ofrecord"),
         (FileConfig("npz", instances_per_file=0), MASKS, "--instances_per_file 0"),
         (FileConfig("ofrecord", gzip=True), MASKS, "--gzip: OneFlow"),
         (FileConfig("npz"), CopiesConfig(dupe_factor=0), "--dupe_factor 0"),

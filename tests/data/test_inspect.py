@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -25,7 +26,8 @@ from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore
-from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.wordpiece import bert_normalizer
 from tests.data.token_stores import build_store
 from tests.processes import LIMIT, ROOT, run_command
 
@@ -58,8 +60,7 @@ def facts(directory, tmp_path_factory):
 def blocks(source):
     """Every batch of the epoch."""
     batches = PretrainingBatches(source, BatchingConfig(1024, True, 5), seed=0, share=Share.of(0, 1))
-    iterator = iter(batches)
-    return [next(iterator) for _ in range(batches.blocks_in_epoch(0))]
+    return [make() for _, make in itertools.islice(batches.tasks(), batches.blocks_in_epoch(0))]
 
 
 @pytest.fixture(scope="module")

@@ -164,8 +164,8 @@ def _live(
             ranks = []
             for rank in range(size):
                 batches = feed(rank, size)
-                batches.seek(damage(position) if life else position)
-                ahead = Prefetcher(batches.tasks(), 6, rng.randint(0, 2))
+                place = damage(position) if life else position
+                ahead = Prefetcher(batches.tasks(place), 6, rng.randint(0, 2))
                 stack.callback(ahead.close)
                 ranks.append((ahead, batches.micro_batches))
             since: list[list[Taken]] = []
@@ -194,7 +194,6 @@ def _by_number(of_ranks: list[list[Taken]]) -> list[Taken]:
 def _undisturbed(feed: Callable[[int, int], Any], count: int) -> list[list[Taken]]:
     """The first steps of one rank that nothing happens to."""
     batches = feed(0, 1)
-    batches.seek(0)
     made: Iterator[Any] = (make() for _, make in batches.tasks())
     return [[next(made) for _ in range(batches.micro_batches)] for _ in range(count)]
 
