@@ -21,6 +21,22 @@ def embedded(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def sp_model(embedded, tmp_path_factory):
+    """The path of a SentencePiece model of the corpus."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    prefix = str(tmp_path_factory.mktemp("sentencepiece") / "m")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(embedded / "corpus" / "train-0.txt"),
+        model_prefix=prefix,
+        vocab_size=800,
+        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        pad_id=3,
+        minloglevel=2,
+    )
+    return f"{prefix}.model"
+
+
+@pytest.fixture(scope="session")
 def vocab(embedded):
     return load_vocab(str(embedded / "vocab.txt"))
 

@@ -127,16 +127,3 @@ def test_a_manifest_with_anything_wrong_is_one_error(built, tmp_path):
         else:  # what was changed does not bear on the content
             assert store.num_instances == 1207
     assert refused > 100
-
-
-def test_a_store_is_verified_once(built, tmp_path):
-    directory = copied(built, tmp_path)
-    InstanceStore.open(directory)
-    path = os.path.join(directory, "ids-00000.bin")
-    times = os.stat(path)
-    flip(path, 0)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    InstanceStore.open(directory)  # by size, time and inode the file is the one that was verified
-    os.utime(path)
-    with pytest.raises(InputError, match="ids-00000.bin does not have its checksum"):
-        InstanceStore.open(directory)

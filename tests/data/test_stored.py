@@ -13,7 +13,7 @@ from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
 from data.store.instances import InstanceStore, cached_instances, is_instance_store
 from tests.data.formats.samples import ragged
-from tests.data.instance_files import VOCAB_SIZE, assert_holds, build_instances, content, files_of, flip, save
+from tests.data.instance_files import VOCAB_SIZE, assert_holds, build_instances, files_of, flip, save
 from tests.processes import run_command
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
@@ -50,13 +50,6 @@ def test_ids_of_a_large_vocabulary_and_weights_are_kept(tmp_path):
     store = InstanceStore.open(str(tmp_path / "store"))
     assert store.ids.dtype == np.uint32 and store.ids.max() > 1 << 16
     assert_holds(store, rows)
-
-
-def test_the_store_is_the_same_for_any_number_of_workers(built, tmp_path):
-    """`built` had two."""
-    paths, _, directory = built
-    build_instances(paths, VOCAB_SIZE, str(tmp_path / "other"), num_workers=3)
-    assert content(tmp_path / "other") == content(directory)
 
 
 def damaged(paths, tmp_path):
@@ -159,14 +152,3 @@ def test_the_cache_goes_by_content(built, tmp_path):
     os.replace(tmp_path / "other.npz", moved[0])
     others.append(cached_instances(moved, VOCAB_SIZE, cache).directory)
     assert len({store.directory, *others}) == 5
-
-
-def test_a_damaged_store_in_the_cache_is_built_again(built, tmp_path):
-    paths, instances, _ = built
-    cache = str(tmp_path / "cache")
-    directory = cached_instances(paths, VOCAB_SIZE, cache).directory
-    flip(os.path.join(directory, "segments-00000.bin"), 5)
-    assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
-    os.unlink(os.path.join(directory, "manifest.json"))
-    assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
-    assert [name for name in os.listdir(cache) if not name.endswith(".json")] == [os.path.basename(directory)]
