@@ -94,7 +94,7 @@ def _is_ofrecord(path: str, packed: bool) -> bool:
     if frame is None or frame.error:
         return False
     try:
-        features = record_files.ofrecord_type().FromString(frame.data).feature
+        features = record_files.message_type(is_example=False).FromString(frame.data).feature
     except DecodeError:
         return False
     return any(name in features for name in record_files.FIELDS)
