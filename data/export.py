@@ -27,7 +27,7 @@ from base.files import sha256_of
 from base.options import check_values, flag, option
 from base.progress import Progress, Silent
 from base.workers import in_order
-from data.formats.records import Gathered, PretrainingArrays
+from data.formats.records import Gathered, PretrainingArrays, in_blocks
 from data.formats.write import FORMATS, write_instances
 from data.masked_copies import CopiesConfig, masked_plan
 from data.pretraining.randomness import epoch_key, permuted
@@ -171,12 +171,14 @@ def _write_file(
 def _rows(directory: str, order: tuple[int | None, int], job: _FileJob) -> PretrainingArrays:
     """The rows of a file, each column read from the store where the writer slices it."""
     (key, pad_id), store = order, InstanceStore.open(directory, verify=False)
+    numbers = np.arange(job.start, job.stop)
+    if key is not None:
+        for block in in_blocks(numbers):
+            block[:] = permuted(block, store.num_instances, key)
 
     def column(values: np.ndarray, ends: np.ndarray | None = None, width: int = 0, fill: int = 0) -> Any:
         def make(first: int, stop: int) -> np.ndarray:
-            rows = np.arange(job.start + first, job.start + stop)
-            if key is not None:
-                rows = permuted(rows, store.num_instances, key)
+            rows = numbers[first:stop]
             if ends is None:
                 found = values[rows]
             else:
@@ -185,7 +187,7 @@ def _rows(directory: str, order: tuple[int | None, int], job: _FileJob) -> Pretr
             store.check()
             return found
 
-        return Gathered((job.stop - job.start, width) if width else (job.stop - job.start,), make)
+        return Gathered((len(numbers), width) if width else (len(numbers),), make)
 
     tokens = store.token_ends, store.width
     predictions = store.prediction_ends, max(1, store.prediction_width)
