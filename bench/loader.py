@@ -38,12 +38,13 @@ from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_
 from bench.raw_path import batches as raw_batches
 from data.masked_copies import CopiesConfig, masked_plan
 from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.sharing import Share
 from data.store.build import build_columns
 from data.store.instances import InstanceStore
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.entry import exit_code
@@ -127,7 +128,7 @@ def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
     """The share of time that `steps` steps of 20 ms wait for their batches."""
     batches = PretrainingBatches(source, BATCHING, 0, Share.of(0, 1))
     waited = 0.0
-    with prefetched(batches, 8, num_workers) as ahead:
+    with Prefetcher(batches.tasks(), 8, num_workers) as ahead:
         next(ahead)
         begun = time.perf_counter()
         for _ in range(steps):
@@ -141,9 +142,8 @@ def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
 def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: int) -> dict[str, Source]:
     """The sources to measure, by the name of their row."""
     vocab = load_vocab(vocab_path)
-    directory = os.path.join(folder, "store")
-    build_store(paths, TokenizerSettings(vocab), directory)
-    store = repeated(TokenStore.open(directory), least_tokens)
+    built = cached_store(paths, TokenizerSettings(vocab), folder)
+    store = repeated(built, least_tokens)
     sources: dict[str, Source] = {}
     for length, predictions in PREDICTIONS.items():
         for words in (False, True):
@@ -152,7 +152,7 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
             sources[f"ours, {length}{', whole words' if words else ''}"] = source
         stored = os.path.join(folder, f"stored-{length}")
         copies = CopiesConfig(MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions))
-        build_columns(stored, masked_plan([directory], copies, {"length": length}), num_workers=1)
+        build_columns(stored, masked_plan([built.directory], copies), num_workers=1)
         sources[f"ours, {length}, stored masks"] = InstanceSource(InstanceStore.open(stored), vocab.pad_id)
     return sources
 

@@ -13,7 +13,7 @@ import pickle
 import sys
 import zipfile
 import zlib
-from typing import IO, Any, Iterator, Sequence
+from typing import IO, Any, Sequence
 
 import numpy as np
 
@@ -63,7 +63,16 @@ def convert(source: str, target: str) -> int:
     check_shapes(source, {name: column.shape for name, column in columns.items()})
     for name, column in columns.items():
         check_type(source, name, column.dtype)
-    return write_instances(target, "npz", _checked_blocks(source, columns))
+
+    def reject(message: str, _: int) -> None:
+        raise InputError(message)
+
+    blocks = []
+    for first in range(0, len(columns["valid_lengths"]), BLOCK_INSTANCES):
+        block = {name: column[first : first + BLOCK_INSTANCES] for name, column in columns.items()}
+        indices = np.arange(first, first + len(block["valid_lengths"]))
+        blocks.append(checked(source, RawBlock(indices, block), _ANY_VOCABULARY, reject))
+    return write_instances(target, "npz", PretrainingArrays(*map(np.concatenate, zip(*blocks))))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,16 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _checked_blocks(source: str, columns: dict[str, np.ndarray]) -> Iterator[PretrainingArrays]:
-    def reject(message: str, _: int) -> None:
-        raise InputError(message)
-
-    for first in range(0, len(columns["valid_lengths"]), BLOCK_INSTANCES):
-        block = {name: column[first : first + BLOCK_INSTANCES] for name, column in columns.items()}
-        indices = np.arange(first, first + len(block["valid_lengths"]))
-        yield checked(source, RawBlock(indices, block), _ANY_VOCABULARY, reject)
 
 
 class _StandInDtype:

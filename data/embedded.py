@@ -26,7 +26,7 @@ from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
 from data.store.entropy import entropy, token_counts
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import cached_store
 from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
@@ -271,8 +271,7 @@ def _statistics(paths: list[str], output: str) -> dict[str, Any]:
     vocab = load_vocab(os.path.join(output, "vocab.txt"))
     scratch = tempfile.mkdtemp(dir=output)
     try:
-        build_store(paths, TokenizerSettings(vocab), os.path.join(scratch, "store"))
-        store = TokenStore.open(os.path.join(scratch, "store"))
+        store = cached_store(paths, TokenizerSettings(vocab), scratch)
         return {
             "documents": store.num_documents,
             "sentences": store.num_sentences,

@@ -1,7 +1,7 @@
 """Writes instances to files that other projects read: npz, HDF5, TFRecord, OFRecord.
 
     export(text_rows(store_directories, CopiesConfig(...)), output, FileConfig(...), num_workers, progress)
-    export(file_rows(paths, vocab_size), output, FileConfig(...), num_workers, progress)
+    export(Rows(instance_store_plan(paths, vocab_size)), output, FileConfig(...), num_workers, progress)
 
 makes a directory of files `pretrain-00000.npz` (or `.tfrecord`, `.tfrecord.gz`; HDF5: `training-00000.hdf5`;
 OFRecord: `part-00000`) and a `manifest.json`. The instances first become an instance store in
@@ -17,36 +17,36 @@ import functools
 import os
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
+from base.command_line import positive_int
 from base.errors import InputError
 from base.files import sha256_of
+from base.options import check_values, flag, option
 from base.progress import Progress, Silent
 from base.workers import in_order
-from data.formats.records import BLOCK_INSTANCES, PretrainingArrays, id_dtype
+from data.formats.records import Gathered, PretrainingArrays, in_blocks
 from data.formats.write import FORMATS, write_instances
-from data.masked_copies import CopiesConfig, as_arrays, masked_plan
+from data.masked_copies import CopiesConfig, masked_plan
 from data.pretraining.randomness import epoch_key, permuted
-from data.pretraining.sources import padded_batch
+from data.pretraining.sources import padded, places
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
-from data.store.cache import describe_sources
-from data.store.instances import InstanceStore, instance_store_plan
+from data.store.instances import InstanceStore
 from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
 
 _SHUFFLE_PURPOSE = 64
-INSTANCES_PER_FILE = 100_000
+STORE = "store"  # no files, but what they are made from
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Instances to be written. `plan` makes an instance store of them, `identity` tells them from others;
-    they are permuted by `key` if there is one, and short rows are filled with `pad_id`."""
+    """Instances to be written: an instance store of them is built by `plan`, whose identity tells them from
+    others. They are permuted by `key` if there is one, and short rows are filled with `pad_id`."""
 
     plan: BuildPlan
-    identity: Mapping[str, Any]
     key: int | None = None
     pad_id: int = 0
 
@@ -58,48 +58,29 @@ def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
     `stores` is the directory of the store, or of several, for a tokenizer that samples: one for each copy.
     Raises InputError for options out of range, and a store that is not one.
     """
-    opened = [TokenStore.open(store) for store in stores]
-    identity = {
-        "stores": [sha256_of(os.path.join(store, MANIFEST)) for store in stores],
-        "masks": copies.identity(opened),
-    }
-    key = epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE)
-    return Rows(masked_plan(stores, copies, identity), identity, key, opened[0].vocabulary.pad_id)
-
-
-def file_rows(
-    paths: Sequence[str], vocab_size: int, skip_bad_records: bool = False, progress: Progress | None = None
-) -> Rows:
-    """The instances of files, of any formats, with the same masks in the same order.
-
-    `vocab_size` bounds the token ids; bad instances are left out if asked. Raises InputError for a file that
-    cannot be read.
-    """
-    sources = describe_sources(paths, progress=progress)
-    identity = {
-        "vocab_size": vocab_size,
-        "skip_bad_records": skip_bad_records,
-        "sources": [source.sha256 for source in sources],
-    }
-    return Rows(instance_store_plan(sources, vocab_size, skip_bad_records), identity)
+    plan = masked_plan(stores, copies)
+    pad_id = TokenStore.open(stores[0], verify=False).vocabulary.pad_id
+    return Rows(plan, epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE), pad_id)
 
 
 @dataclass(frozen=True)
 class FileConfig:
     """Files to write. npz and HDF5 are always compressed inside; `gzip` is for TFRecord."""
 
-    format: str
-    gzip: bool = False
-    instances_per_file: int = INSTANCES_PER_FILE
+    format: str = option(
+        "store: a token store, from which training draws new pairs and masks each epoch; the others: "
+        "instances with their masks, for this and other projects",
+        choices=(STORE, *FORMATS),
+        default=STORE,
+    )
+    gzip: bool = flag("compress TFRecord and OFRecord (npz and HDF5 always are)")
+    instances_per_file: int = option("(default: 100,000)", positive_int, default=100_000)
 
     def check(self) -> None:
         """Raises InputError naming the option that is out of range."""
-        if self.format not in FORMATS:
-            raise InputError(f"--format {self.format}: choose one of {', '.join(FORMATS)}")
         if self.gzip and self.format == "ofrecord":
             raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
-        if self.instances_per_file < 1:
-            raise InputError(f"--instances_per_file {self.instances_per_file}: must be at least 1")
+        check_values(self)
 
     def file_name(self, number: int) -> str:
         """As the format's users name them; NVIDIA's script takes only files with "training" in their name."""
@@ -123,7 +104,7 @@ def export(
     files.check()
     reporter = progress if progress is not None else Silent()
     written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
-    identity = {"format": EXPORT_FORMAT, **rows.identity, "files": written}
+    identity = {**rows.plan.identity, "format": EXPORT_FORMAT, "files": written}
 
     def make(partial: str) -> None:
         directory = os.path.join(partial, UNFINISHED, "instances")
@@ -178,7 +159,7 @@ def _write_file(
     """
     if not os.path.exists(job.name):
         compress = files.gzip or files.format in ("npz", "hdf5")
-        write_instances(job.name, files.format, _blocks(store, order, job), compress)
+        write_instances(job.name, files.format, _rows(store, order, job), compress)
     return {
         "file": os.path.basename(job.name),
         "size": os.path.getsize(job.name),
@@ -187,14 +168,35 @@ def _write_file(
     }
 
 
-def _blocks(directory: str, order: tuple[int | None, int], job: _FileJob) -> Iterator[PretrainingArrays]:
+def _rows(directory: str, order: tuple[int | None, int], job: _FileJob) -> PretrainingArrays:
+    """The rows of a file, each column read from the store where the writer slices it."""
     (key, pad_id), store = order, InstanceStore.open(directory, verify=False)
-    predictions = max(1, store.prediction_width)
-    id_type = id_dtype(store.vocab_size)
-    types = (id_type, np.uint8, np.uint16, id_type, np.float32, np.uint8, np.int32)
-    for start in range(job.start, job.stop, BLOCK_INSTANCES):
-        rows = np.arange(start, min(start + BLOCK_INSTANCES, job.stop))
-        if key is not None:
-            rows = permuted(rows, store.num_instances, key)
-        arrays = as_arrays(padded_batch(store, rows, store.width, predictions, pad_id))
-        yield PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
+    numbers = np.arange(job.start, job.stop)
+    if key is not None:
+        for block in in_blocks(numbers):
+            block[:] = permuted(block, store.num_instances, key)
+
+    def column(values: np.ndarray, ends: np.ndarray | None = None, width: int = 0, fill: int = 0) -> Any:
+        def make(first: int, stop: int) -> np.ndarray:
+            rows = numbers[first:stop]
+            if ends is None:
+                found = values[rows]
+            else:
+                where = places(ends[rows], ends[rows + 1] - ends[rows], width)
+                found = padded(values, where, values.dtype.type, fill)
+            store.check()
+            return found
+
+        return Gathered((len(numbers), width) if width else (len(numbers),), make)
+
+    tokens = store.token_ends, store.width
+    predictions = store.prediction_ends, max(1, store.prediction_width)
+    return PretrainingArrays(
+        column(store.ids, *tokens, pad_id),
+        column(store.segments, *tokens),
+        column(store.positions, *predictions),
+        column(store.masked_ids, *predictions),
+        column(store.weights, *predictions),
+        column(store.labels),
+        column(store.lengths),
+    )

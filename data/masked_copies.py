@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
-from base.errors import InputError
+from base.command_line import count, whole
+from base.files import sha256_of
+from base.options import check_values, option
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import Batch, TextSource
 from data.store.build import BuildPlan, Part
 from data.store.instances import FORMAT, RowWriter, instance_columns, store_manifest
+from data.store.manifest import MANIFEST
 from data.store.tokens import TokenStore
 
 _TOKENS_PER_UNIT = 4 << 20
@@ -23,27 +27,17 @@ class CopiesConfig:
     """Instances made from text once: `dupe_factor` copies of it, each with pairs and masks of its own."""
 
     masking: MaskingConfig = MaskingConfig(128)
-    dupe_factor: int = 5
-    seed: int = 0
+    dupe_factor: int = option(
+        "copies of the text, each with other pairs and masks",
+        whole(1, 10_000, "more than a run has epochs"),
+        default=5,
+    )
+    seed: int = option("seed of pairs, masks and order", count, default=0)
 
     def source(self, stores: Sequence[TokenStore]) -> TextSource:
         """The samples whose epoch e, over store e modulo their number, is copy e."""
-        if self.dupe_factor < 1:
-            raise InputError(f"--dupe_factor {self.dupe_factor}: must be at least 1")
+        check_values(self)
         return TextSource(lambda epoch: stores[epoch % len(stores)], stores[0].vocabulary, self.masking)
-
-    def identity(self, stores: Sequence[TokenStore]) -> dict[str, Any]:
-        """All that decides what the copies of these stores hold, beside the stores."""
-        source = self.source(stores)
-        return {
-            "max_seq_length": source.max_length,
-            "short_seq_prob": self.masking.short_seq_prob,
-            "masked_lm_prob": self.masking.masked_lm_prob,
-            "max_predictions_per_seq": source.max_predictions,
-            "whole_word_mask": self.masking.whole_word_mask,
-            "dupe_factor": self.dupe_factor,
-            "seed": self.seed,
-        }
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,8 @@ class MaskCopies:
         if self._source is None:
             stores = [TokenStore.open(directory, verify=False) for directory in self._directories]
             self._source = copies.source(stores)
-        count = len(self._source.lengths(copies.seed, unit.epoch))
-        first, end = count * unit.piece // unit.pieces, count * (unit.piece + 1) // unit.pieces
+        total = len(self._source.lengths(copies.seed, unit.epoch))
+        first, end = total * unit.piece // unit.pieces, total * (unit.piece + 1) // unit.pieces
         rows = RowWriter(part, self._source.max_length, self._source.max_predictions)
         for start in range(first, end, BLOCK_INSTANCES):
             indices = np.arange(start, min(start + BLOCK_INSTANCES, end))
@@ -79,7 +73,7 @@ class MaskCopies:
         return {"counts": rows.finish()}
 
 
-def masked_plan(stores: Sequence[str], copies: CopiesConfig, identity: Mapping[str, Any]) -> BuildPlan:
+def masked_plan(stores: Sequence[str], copies: CopiesConfig) -> BuildPlan:
     """The building of an instance store of copies 0 to dupe_factor - 1 of all pairs, in order.
 
     `stores` are directories of token stores: one, or for a tokenizer that samples one for each copy, which
@@ -87,7 +81,17 @@ def masked_plan(stores: Sequence[str], copies: CopiesConfig, identity: Mapping[s
     Raises InputError for options out of range.
     """
     opened = [TokenStore.open(store) for store in stores]
-    copies.source(opened)  # so that bad options are named before anything is written
+    source = copies.source(opened)  # so that bad options are named before anything is written
+    masks = {
+        "max_seq_length": source.max_length,
+        "short_seq_prob": copies.masking.short_seq_prob,
+        "masked_lm_prob": copies.masking.masked_lm_prob,
+        "max_predictions_per_seq": source.max_predictions,
+        "whole_word_mask": copies.masking.whole_word_mask,
+        "dupe_factor": copies.dupe_factor,
+        "seed": copies.seed,
+    }
+    manifests = [sha256_of(os.path.join(store, MANIFEST)) for store in stores]
     vocab_size = len(opened[0].vocabulary)
     units = []
     for epoch in range(copies.dupe_factor):
@@ -102,7 +106,7 @@ def masked_plan(stores: Sequence[str], copies: CopiesConfig, identity: Mapping[s
         instance_columns(vocab_size),
         lambda: units,
         MaskCopies(stores, copies),
-        {"format": FORMAT, **identity},
+        {"format": FORMAT, "stores": manifests, "masks": masks},
         store_manifest(vocab_size, [{"name": unit.name} for unit in units]),
         what="masking",
     )

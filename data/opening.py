@@ -20,7 +20,8 @@ from data.store.instances import InstanceStore, cached_instances, instance_colum
 from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json
 from data.store.tokens import TokenStore, cached_store, is_store, token_columns
 from data.text.corpus import expand_inputs
-from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, load_vocab
 
 NOTHING, TEXT, TOKEN_STORE, INSTANCES, INSTANCE_STORE = "", "text", "store", "instances", "instance store"

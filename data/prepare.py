@@ -14,22 +14,21 @@ import time
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from base.command_line import OptionParser, count, num_processes, path_name, path_names, positive_int, whole
+from base.command_line import OptionParser, num_processes, path_name, path_names
 from base.errors import InputError
-from base.options import add_options, taken
+from base.options import add_options, options_in, taken
 from base.progress import Printed
-from data.export import INSTANCES_PER_FILE, CopiesConfig, FileConfig, export, file_rows, text_rows
-from data.formats.write import FORMATS
+from data.export import STORE, CopiesConfig, FileConfig, Rows, export, text_rows
 from data.opening import INSTANCES, TEXT, TOKEN_STORE, load_vocabulary, named_data, tokenizer_settings
 from data.options import TABLE, DataConfig, check_tokenizer
 from data.store.build import build_columns, is_built
-from data.store.cache import describe_sources
+from data.store.instances import instance_store_plan
 from data.store.manifest import MANIFEST, read_json
 from data.store.tokens import cached_store, token_store_plan
 from data.tokenizing.vocab import Vocabulary
 
 _MESSAGES_SHOWN = 5
-_STORE = "store"
+_FILES = options_in(CopiesConfig, FileConfig)
 _DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of
 masked instances for this and other projects (--format)."""
 _EPILOG = """A build that was stopped or whose disk was full goes on where it stopped when the same command is
@@ -59,13 +58,13 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
     data = taken(DataConfig, options)
     check_tokenizer(data.tokenizer)
     data.masking.check()
-    files = FileConfig(options.format, options.gzip, options.instances_per_file)
+    files = taken(FileConfig, options)
     return PrepareConfig(
         options.input,
         os.path.abspath(os.path.expanduser(options.output)),
         data,
-        CopiesConfig(data.masking, options.dupe_factor, options.seed),
-        None if options.format == _STORE else files,
+        taken(CopiesConfig, options, masking=data.masking),
+        None if files.format == STORE else files,
         options.num_workers,
     )
 
@@ -90,7 +89,7 @@ def prepare(config: PrepareConfig) -> None:
     made_on_the_way, progress = f"{output}.tokens", Printed()
     if data.kind == INSTANCES:
         skip = config.data.text.skip_bad_records
-        rows = file_rows(data.paths, len(_vocabulary(config)), skip, progress)
+        rows = Rows(instance_store_plan(data.paths, len(_vocabulary(config)), skip, progress=progress))
     elif data.kind == TOKEN_STORE:
         rows = text_rows(data.paths, config.copies)
     else:
@@ -109,7 +108,7 @@ def prepare(config: PrepareConfig) -> None:
 def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
     progress, output, text = Printed(), config.output, config.data.text
     settings = tokenizer_settings(config.data.tokenizer, _vocabulary(config))
-    plan = token_store_plan(describe_sources(paths, progress=progress), settings, text)
+    plan = token_store_plan(paths, settings, text, progress=progress)
     if is_built(output, plan.identity):
         print(f"{output} is there already, of the same text and settings: nothing to do")
         return
@@ -202,13 +201,7 @@ def _parser() -> OptionParser:
     add_options(add, TABLE, names, {"sp_nbest": nbest})
 
     add = parser.add_argument_group("files of instances (--format other than store)").add_argument
-    add(
-        "--format",
-        choices=[_STORE, *FORMATS],
-        default=_STORE,
-        help="store: a token store, from which training draws new pairs and masks each epoch; the others: "
-        "instances with their masks, for this and other projects (default: store)",
-    )
+    add_options(add, _FILES, "format")
     changes: dict[str, dict[str, Any]] = {
         "max_seq_length": {"default": 128, "help": "tokens of an instance (default: 128)"},
         "max_predictions_per_seq": {
@@ -218,20 +211,7 @@ def _parser() -> OptionParser:
     }
     names = "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask"
     add_options(add, TABLE, names, changes)
-    add(
-        "--dupe_factor",
-        type=whole(1, 10_000, "more than a run has epochs"),
-        default=5,
-        help="copies of the text, each with other pairs and masks (default: 5)",
-    )
-    add("--seed", type=count, default=0, help="seed of pairs, masks and order (default: 0)")
-    add("--gzip", action="store_true", help="compress TFRecord and OFRecord (npz and HDF5 always are)")
-    add(
-        "--instances_per_file",
-        type=positive_int,
-        default=INSTANCES_PER_FILE,
-        help=f"(default: {INSTANCES_PER_FILE:,})",
-    )
+    add_options(add, _FILES, "dupe_factor seed gzip instances_per_file")
     return parser
 
 

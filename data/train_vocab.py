@@ -29,7 +29,7 @@ from base.progress import Printed, Progress, Silent
 from data.options import TABLE, TextConfig
 from data.store.build import Skipped
 from data.text.corpus import UNKNOWN, expand_inputs, read_unit, text_units
-from data.tokenizing.tokenizer import load_sentencepiece
+from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.vocab import (
     KINDS,
     MAX_VOCAB_SIZE,

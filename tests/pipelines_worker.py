@@ -29,7 +29,7 @@ from bert.operators import choose_operators
 from bert.part import allocate, build_part
 from comm.horovod import HorovodCommunicator
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.task import Pretraining
 from tests.training.tiny import VOCAB_SIZE, random_batch
 from training.checkpoint import load_step, save

@@ -8,7 +8,6 @@ from typing import Any, Callable, Iterator, Protocol
 
 import numpy as np
 
-from data.pretraining.batches import prefetched
 from data.pretraining.prefetch import Prefetcher
 from data.store.entropy import loss_without_context
 from tasks.base import Collector, Floors
@@ -72,11 +71,8 @@ class Batches(Protocol):
     @property
     def micro_batches(self) -> int: ...
 
-    def seek(self, position: int) -> None:
-        """Continues at a position."""
-
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Tasks from there on: the position after each batch, and its maker."""
+    def tasks(self, position: int) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """Tasks from a position on: the position after each batch, and its maker."""
 
 
 class FileFeed:
@@ -92,12 +88,11 @@ class FileFeed:
         self.micro_batches = batches.micro_batches
         self.position = 0
         self.waited = 0.0
-        self._ahead: Prefetcher[tuple[int, Any]] | None = None
+        self._ahead: Prefetcher[Any] | None = None
 
     def seek(self, position: int) -> None:
         self.position = position
-        self._batches.seek(position)
-        self._ahead = prefetched(self._batches, BATCHES_AHEAD, self._num_workers)
+        self._ahead = Prefetcher(self._batches.tasks(position), BATCHES_AHEAD, self._num_workers)
 
     def __next__(self) -> Any:
         assert self._ahead is not None, "seek comes first"

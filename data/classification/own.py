@@ -101,36 +101,26 @@ def read_own(
     given = {TRAIN: files.train, DEV: files.dev, TEST: files.test}
     check_files_differ({flag: path for flag, path in given.items() if path})
     read = {flag: _read(path, flag, columns) for flag, path in given.items() if path}
-    texts = {flag: each.texts for flag, each in read.items()}
+    texts = {flag: number for flag, (_, number, _) in read.items()}
     if len(set(texts.values())) > 1:
         raise InputError(
             f"{TRAIN} has {texts[TRAIN]} text columns, but another file has {3 - texts[TRAIN]}; give"
             " --text_columns"
         )
-    names = () if regression else tuple(labels) or collect_labels(read[TRAIN].rows)
-    examples = {flag: each.examples(names) for flag, each in read.items()}
+    names = () if regression else tuple(labels) or collect_labels(read[TRAIN][0])
+    examples = {}
+    for flag, (rows, number, labelled) in read.items():
+        values = None
+        if labelled:
+            values = class_labels(rows, names) if names else number_labels(rows)
+        examples[flag] = examples_of(given[flag], rows, number, values)
     check_training(examples[TRAIN], len(names))
     return OwnData(names, examples[TRAIN], examples.get(DEV), examples.get(TEST))
 
 
-class _File(NamedTuple):
-    """The rows of one file, which have one or two `texts`."""
-
-    path: str
-    rows: list[Row]
-    texts: int
-    labelled: bool
-
-    def examples(self, labels: Sequence[str]) -> Examples:
-        """The file's examples, with labels out of `labels`, or numbers where there are none."""
-        values = None
-        if self.labelled:
-            values = class_labels(self.rows, labels) if labels else number_labels(self.rows)
-        return examples_of(self.path, self.rows, self.texts, values)
-
-
-def _read(path: str, flag: str, columns: Columns) -> _File:
-    """Reads a file, of which every line must be whole."""
+def _read(path: str, flag: str, columns: Columns) -> tuple[list[Row], int, bool]:
+    """The rows of a file, of which every line must be whole, their number of texts, and whether they have
+    labels."""
     table = Table(path, flag, header=not columns.by_position)
     if table.kind == JSON_LINES and columns.by_position:
         raise InputError(f"{flag}: {path} has JSON lines, whose texts have names: give --text_columns")
@@ -155,7 +145,7 @@ def _read(path: str, flag: str, columns: Columns) -> _File:
             report(f"{row.place}: there is no label in {label!r}")
     if not rows:
         raise InputError(f"{flag}: {path} has no examples")
-    return _File(path, rows, len(texts), bool(label))
+    return rows, len(texts), bool(label)
 
 
 def _known(table: Table, flag: str) -> tuple[str, ...]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Iterator, NamedTuple, TypeVar
+from typing import Callable, Generic, Iterator, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.pretraining.batches import SeekableBatches
 from data.pretraining.buckets import bucket_bounds, epoch_order, rows_per_batch
 from data.pretraining.randomness import epoch_key, permuted
 
@@ -226,8 +225,8 @@ def _checked(lengths: np.ndarray, max_length: int) -> np.ndarray:
 Batch = TypeVar("Batch")
 
 
-class OrderedBatches(SeekableBatches[Batch]):
-    """Micro-batches without end, from the present position on.
+class OrderedBatches(Generic[Batch]):
+    """Micro-batches without end, from any position on.
 
     `collate(examples, padded_length)` makes a batch of examples, int64 (B,); threads may call it. The
     position is a number of whole steps: it means the same for any number of ranks and of micro-batches, and
@@ -242,8 +241,9 @@ class OrderedBatches(SeekableBatches[Batch]):
         """Batches of this rank in a step."""
         return self._order.accumulate
 
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
-        step = self._position
+    def tasks(self, position: int = 0) -> Iterator[tuple[int, Callable[[], Batch]]]:
+        """As those of data.pretraining.batches."""
+        step = position
         while True:
             rows = self._order.micro_batches(step)
             for number, each in enumerate(rows, start=1):

@@ -23,11 +23,12 @@ from data.formats.records import (
     BLOCK_INSTANCES,
     Damage,
     FileFacts,
+    PretrainingArrays,
     RawBlock,
-    Spool,
     check_expansion,
     check_shapes,
     check_type,
+    in_blocks,
     one_line,
 )
 
@@ -76,11 +77,10 @@ def blocks(path: str) -> Iterator[RawBlock | Damage]:
                 yield RawBlock(np.arange(first, first + rows), block)
 
 
-def check_expressible(path: str, spool: Spool) -> None:
+def check_expressible(path: str, rows: PretrainingArrays) -> None:
     """Raises InputError for a prediction at position 0 and for a weight other than 0 and 1."""
     first = 0
-    for arrays in spool.blocks():
-        positions, weights = arrays.masked_lm_positions, arrays.masked_lm_weights
+    for positions, weights in zip(in_blocks(rows.masked_lm_positions), in_blocks(rows.masked_lm_weights)):
         real = weights > 0
         holds = np.logical_and.accumulate(positions != 0, axis=1)
         wrong = ((real & (weights != 1)) | (real != holds)).any(axis=1)
@@ -92,12 +92,12 @@ def check_expressible(path: str, spool: Spool) -> None:
         first += len(positions)
 
 
-def write(path: str, spool: Spool, compress: bool = True) -> None:
+def write(path: str, rows: PretrainingArrays, compress: bool = True) -> None:
     """Write the datasets as NVIDIA's script does, int32 and int8, to `path`, which is overwritten."""
     with h5py.File(path, "w", locking=False) as file:
-        places = np.arange(spool.width)
+        places = np.arange(rows.input_ids.shape[1])
         for name in FIELDS:
-            shape = spool.shape("input_ids" if name == "input_mask" else name)
+            shape = getattr(rows, "input_ids" if name == "input_mask" else name).shape
             dataset = file.create_dataset(
                 name,
                 shape,
@@ -107,7 +107,7 @@ def write(path: str, spool: Spool, compress: bool = True) -> None:
                 track_times=False,  # the same bytes each time
             )
             row = 0
-            for block in spool.column("valid_lengths" if name == "input_mask" else name):
+            for block in in_blocks(getattr(rows, "valid_lengths" if name == "input_mask" else name)):
                 values = places < block[:, None] if name == "input_mask" else block
                 dataset[row : row + len(block)] = values
                 row += len(block)

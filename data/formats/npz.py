@@ -1,4 +1,4 @@
-"""GluonNLP's npz files, read row block by row block and written from blocks of any number.
+"""GluonNLP's npz files, read and written row block by row block.
 
 GluonNLP's create_pretraining_data.py stores rows of different lengths as pickled object arrays. Unpickling
 runs whatever the file says, so these are rejected here; `python -m data.convert_npz` turns them into padded
@@ -22,10 +22,10 @@ from data.formats.records import (
     FileFacts,
     PretrainingArrays,
     RawBlock,
-    Spool,
     check_expansion,
     check_shapes,
     check_type,
+    in_blocks,
     one_line,
 )
 
@@ -84,20 +84,19 @@ def blocks(path: str) -> Iterator[RawBlock]:
             yield RawBlock(np.arange(first, first + rows), block)
 
 
-def write(handle: IO[bytes], spool: Spool, compress: bool = True) -> None:
+def write(handle: IO[bytes], rows: PretrainingArrays, compress: bool = True) -> None:
     """Write padded arrays, int32 and float32 as GluonNLP's, to the seekable `handle`."""
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with zipfile.ZipFile(handle, "w", method) as archive:
-        for name in PretrainingArrays._fields:
+        for name, column in rows._asdict().items():
             dtype = np.dtype("<f4" if name == "masked_lm_weights" else "<i4")
-            shape = spool.shape(name)
             info = zipfile.ZipInfo(name + ".npy", date_time=(1980, 1, 1, 0, 0, 0))  # the same bytes each time
             info.compress_type = method
             with archive.open(info, "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(
-                    member, {"descr": dtype.str, "fortran_order": False, "shape": shape}
+                    member, {"descr": dtype.str, "fortran_order": False, "shape": column.shape}
                 )
-                for block in spool.column(name):
+                for block in in_blocks(column):
                     member.write(block.astype(dtype).tobytes())
 
 

@@ -94,7 +94,7 @@ def _is_ofrecord(path: str, packed: bool) -> bool:
     if frame is None or frame.error:
         return False
     try:
-        features = record_files.ofrecord_type().FromString(frame.data).feature
+        features = record_files.message_type(is_example=False).FromString(frame.data).feature
     except DecodeError:
         return False
     return any(name in features for name in record_files.FIELDS)
@@ -108,9 +108,6 @@ def _is_text(start: bytes) -> bool:
             return False
         text = start[: error.start].decode()
     return all(character.isprintable() or character in "\t\n\r\f" for character in text)
-
-
-__all__ = ["FileFacts", "check_limits", "peek", "read_instances"]
 
 
 def peek(path: str) -> FileFacts:

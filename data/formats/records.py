@@ -1,10 +1,8 @@
 """Pretraining instances as arrays: the common form of all formats, and the checks that bring a file's blocks
-into it, or keep them until their number is known."""
+into it."""
 
 from __future__ import annotations
 
-import tempfile
-from types import TracebackType
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -15,10 +13,22 @@ from data.options import MAX_POSITIONS
 BLOCK_INSTANCES = 1024  # read and written at a time: bounds the memory, amortises the cost of a call
 
 
+class Gathered:
+    """An array that is made where it is sliced, so that a file's worth of rows takes no memory."""
+
+    def __init__(self, shape: tuple[int, ...], make: Callable[[int, int], np.ndarray]) -> None:
+        """`make(first, stop)` gives the rows from `first` to `stop` - 1."""
+        self.shape, self._make = shape, make
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return self._make(*part.indices(self.shape[0])[:2])
+
+
 class PretrainingArrays(NamedTuple):
     """N instances, padded to L tokens and P predictions.
 
-    As `data.formats.read` yields them, padding is 0 everywhere and real predictions come before padding.
+    As `data.formats.read` yields them, padding is 0 everywhere and real predictions come before padding. To
+    be written, each may also be a `Gathered` one.
     """
 
     input_ids: np.ndarray  # (N, L) uint16 or int32
@@ -30,9 +40,10 @@ class PretrainingArrays(NamedTuple):
     valid_lengths: np.ndarray  # (N,) int32
 
 
-def id_dtype(vocab_size: int) -> type:
-    """The narrowest type of `PretrainingArrays`' token ids that holds 0 to vocab_size - 1."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.int32
+def in_blocks(column: np.ndarray | Gathered) -> Iterator[np.ndarray]:
+    """The rows of a column, BLOCK_INSTANCES at a time."""
+    for first in range(0, column.shape[0], BLOCK_INSTANCES):
+        yield column[first : first + BLOCK_INSTANCES]
 
 
 MAX_EXPANSION = 500  # unpacked bytes for a stored one: real files stay below 200, deflate reaches 1032
@@ -165,7 +176,7 @@ def checked(path: str, block: RawBlock, vocab_size: int, report: Report) -> Pret
     labels = columns["next_sentence_labels"]
     require("next_sentence_labels", (labels == 0) | (labels == 1), "0 or 1")
 
-    id_type = id_dtype(vocab_size)
+    id_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     kept = PretrainingArrays(
         np.where(valid, ids, 0)[good].astype(id_type),
         np.where(valid, segments, 0)[good].astype(np.uint8),
@@ -188,75 +199,3 @@ def _predictions_first(arrays: PretrainingArrays) -> PretrainingArrays:
         masked_lm_ids=np.take_along_axis(arrays.masked_lm_ids, order, axis=1),
         masked_lm_weights=np.take_along_axis(arrays.masked_lm_weights, order, axis=1),
     )
-
-
-_TOKEN_COLUMNS = ("input_ids", "segment_ids")
-
-
-class Spool:
-    """Blocks of instances on disk, to be read again as often as a format needs.
-
-    The file lies in `directory`, has no name, and is gone with the process however that ends.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._handle = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by __exit__
-        self._blocks: list[dict[str, tuple[int, np.dtype, tuple[int, ...]]]] = []
-        self.num_instances = 0
-        self.width = self.num_predictions = 1  # the widest block's, of tokens and of predictions
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handle.close()
-
-    def append(self, arrays: PretrainingArrays) -> None:
-        """Add instances. Raises ValueError for arrays whose shapes do not fit each other."""
-        count, width = arrays.input_ids.shape
-        predictions = arrays.masked_lm_ids.shape[1]
-        if not count:
-            return
-        expected = [(count, width)] * 2 + [(count, predictions)] * 3 + [(count,)] * 2
-        if [column.shape for column in arrays] != expected:
-            raise ValueError(f"shapes {[column.shape for column in arrays]} do not fit each other")
-        for first in range(0, count, BLOCK_INSTANCES):
-            places = {}
-            for name, column in zip(arrays._fields, arrays):
-                part = np.ascontiguousarray(column[first : first + BLOCK_INSTANCES])
-                places[name] = (self._handle.tell(), part.dtype, part.shape)
-                self._handle.write(part.data)
-            self._blocks.append(places)
-        self.num_instances += count
-        self.width = max(self.width, width)
-        self.num_predictions = max(self.num_predictions, predictions)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a whole column, as wide as the widest block."""
-        if name in ("next_sentence_labels", "valid_lengths"):
-            return (self.num_instances,)
-        return (self.num_instances, self.width if name in _TOKEN_COLUMNS else self.num_predictions)
-
-    def column(self, name: str) -> Iterator[np.ndarray]:
-        """A column block by block, narrower blocks padded with 0."""
-        for block in range(len(self._blocks)):
-            yield self._read(block, name)
-
-    def blocks(self) -> Iterator[PretrainingArrays]:
-        """The instances block by block, narrower blocks padded with 0."""
-        for block in range(len(self._blocks)):
-            yield PretrainingArrays(*(self._read(block, name) for name in PretrainingArrays._fields))
-
-    def _read(self, block: int, name: str) -> np.ndarray:
-        offset, dtype, shape = self._blocks[block][name]
-        self._handle.seek(offset)
-        content = self._handle.read(int(np.prod(shape)) * dtype.itemsize)
-        stored: np.ndarray = np.frombuffer(content, dtype).reshape(shape)
-        full = self.shape(name)[1:]
-        if stored.shape[1:] == full:
-            return stored
-        padded = np.zeros((len(stored), *full), dtype)
-        padded[:, : stored.shape[1]] = stored
-        return padded

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Callable, Generic, Iterator, Protocol, TypeVar
+from typing import Callable, Iterator
 
 import numpy as np
 
 from data.options import BatchingConfig
 from data.pretraining.buckets import EpochOrder, bucket_bounds, epoch_order, padded_to, rows_per_batch
 from data.pretraining.epochs import EpochCache
-from data.pretraining.prefetch import Prefetcher
 from data.pretraining.randomness import epoch_key
 from data.pretraining.sources import Batch, Source
 from data.sharing import Share
-
-__all__ = [
-    "EPOCH_SHIFT",
-    "Batch",
-    "PretrainingBatches",
-    "SeekableBatches",
-    "Source",
-    "dummy_batch",
-    "prefetched",
-]
-
-Made = TypeVar("Made")
 
 _ORDER_PURPOSE = 2
 EPOCH_SHIFT = 32
@@ -34,36 +20,7 @@ _BATCHES_MASK = (1 << EPOCH_SHIFT) - 1
 _AHEAD_AFTER = 4  # the next epoch is prepared once a quarter of this one is consumed
 
 
-class SeekableBatches(ABC, Generic[Made]):
-    """Batches of a rank without end, from a position on."""
-
-    _position = 0
-
-    @property
-    def position(self) -> int:
-        """Place of the next step, for a checkpoint; it rises, is the same on every rank, and means the same
-        for any number of ranks and of micro-batches. It stays where it is within a step."""
-        return self._position
-
-    def seek(self, position: int) -> None:
-        """Continues at a `position`, from 0 on."""
-        if position < 0:
-            raise ValueError(f"position {position} is negative")
-        self._position = position
-
-    def __iter__(self) -> Iterator[Made]:
-        for position, make in self.tasks():
-            batch = make()
-            # Moved on before the batch is yielded: whoever holds the last batch of step k has consumed k + 1.
-            self._position = position
-            yield batch
-
-    @abstractmethod
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Made]]]:
-        """Tasks from the present position on, without end: the position after a batch, and its maker."""
-
-
-class PretrainingBatches(SeekableBatches[Batch]):
+class PretrainingBatches:
     """Batches of one rank, epoch after epoch without end.
 
     An epoch is a sequence of blocks (`data.pretraining.buckets.epoch_order`), each a micro-batch of one rank.
@@ -111,8 +68,13 @@ class PretrainingBatches(SeekableBatches[Batch]):
         """The order of an epoch's blocks: its `shapes()` say what padding costs."""
         return self._orders.get(epoch)
 
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
-        epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
+    def tasks(self, position: int = 0) -> Iterator[tuple[int, Callable[[], Batch]]]:
+        """Tasks from `position` on, without end: the position after each batch, for a checkpoint, and the
+        batch's maker. Positions rise, but not within a step; they are the same on every rank, and mean the
+        same for any number of ranks and of micro-batches."""
+        if position < 0:
+            raise ValueError(f"position {position} is negative")
+        epoch, consumed = self._place(position >> EPOCH_SHIFT, position & _BATCHES_MASK)
         share = self._share
         while True:
             for number in share.own:
@@ -147,26 +109,6 @@ class PretrainingBatches(SeekableBatches[Batch]):
         rows = [self._rows(bound) for bound in bounds]
         key = epoch_key(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
         return epoch_order(lengths, bounds, rows, key)
-
-
-class Tasks(Protocol):
-    """Batches without end: tasks from the present position on, each with the position after its batch."""
-
-    def tasks(self) -> Iterator[tuple[int, Callable[[], Any]]]: ...
-
-
-def prefetched(batches: Tasks, depth: int, num_workers: int) -> Prefetcher[tuple[int, Any]]:
-    """Iterates over (position after the batch, batch) from the position of `batches`, which stays as it is;
-    `num_workers` threads work up to `depth` batches ahead.
-
-    Same batches in the same order for any number of workers; 0 (--num_data_workers 0) makes each when it is
-    due. An exception surfaces where its batch is taken. Use it in a `with` block or call close().
-    """
-    return Prefetcher((partial(_run, *task) for task in batches.tasks()), depth, num_workers)
-
-
-def _run(position: int, make: Callable[[], Any]) -> tuple[int, Any]:
-    return position, make()
 
 
 def dummy_batch(

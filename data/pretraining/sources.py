@@ -212,37 +212,37 @@ def padded_batch(
             f"instances of up to {lengths.max()} tokens and {counts.max()} predictions do not fit into "
             f"{padded_length} and {num_predictions}"
         )
-    # Places of padding point beside the row, at the end beside the store; they are overwritten.
-    place = np.arange(padded_length)
-    source = start[:, None] + place
-    outside = place >= lengths[:, None]
-    input_ids = store.ids.take(source, mode="clip").astype(np.int32)
-    segment_ids = store.segments.take(source, mode="clip").astype(np.int32)
-    np.copyto(input_ids, pad_id, where=outside)
-    np.copyto(segment_ids, 0, where=outside)
-
-    place = np.arange(num_predictions)
-    source = first[:, None] + place
-    outside = place >= counts[:, None]
-    columns = []
-    for column in (store.positions, store.masked_ids, store.weights):
-        dtype = np.dtype(np.float32 if column is store.weights else np.int32)
-        values = np.zeros(source.shape, dtype)
-        if len(column):  # of a store without a single prediction there is nothing to take
-            values = column.take(source, mode="clip").astype(dtype)
-            np.copyto(values, 0, where=outside)
-        columns.append(values)
-    labels = store.labels[indices].astype(np.int32)
-    store.check()
-    return Batch(
-        input_ids,
-        segment_ids,
+    tokens, predictions = places(start, lengths, padded_length), places(first, counts, num_predictions)
+    batch = Batch(
+        padded(store.ids, tokens, np.int32, pad_id),
+        padded(store.segments, tokens, np.int32),
         np.array(lengths, dtype=np.int32),
-        columns[0],
-        columns[1],
-        columns[2],
-        labels,
+        padded(store.positions, predictions, np.int32),
+        padded(store.masked_ids, predictions, np.int32),
+        padded(store.weights, predictions, np.float32),
+        store.labels[indices].astype(np.int32),
     )
+    store.check()
+    return batch
+
+
+def places(starts: np.ndarray, counts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places in a column of rows of `counts` numbers from `starts` on, int64 (B, width), and which of them
+    are padding, bool: these point beside the row, at the end beside the column."""
+    place = np.arange(width)
+    return starts[:, None] + place, place >= counts[:, None]
+
+
+def padded(
+    column: np.ndarray, where: tuple[np.ndarray, np.ndarray], dtype: type, fill: int = 0
+) -> np.ndarray:
+    """The numbers of a column at these `places`, (B, width), `fill` for padding."""
+    source, outside = where
+    if not len(column):  # of a store without a single prediction there is nothing to take
+        return np.zeros(source.shape, dtype)
+    values: np.ndarray = column.take(source, mode="clip").astype(dtype)
+    np.copyto(values, fill, where=outside)
+    return values
 
 
 def _most_predictions(store: InstanceStore) -> np.ndarray:

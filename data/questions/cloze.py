@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from base.command_line import OptionParser, count, path_name, path_names, positive_int, probability, rate
 from base.errors import InputError
 from base.files import replacing
+from base.options import add_options, option, options_in, taken
 from data.text.corpus import documents, expand_inputs
 
 PLACEHOLDER = "what"
@@ -47,21 +48,22 @@ when where whether which while who whose why will with within without would you 
 
 @dataclass(frozen=True)
 class ClozeSettings:
-    """Rules of the questions.
+    """Rules of the questions; everything random depends on the seed alone. A paragraph is as many sentences
+    that follow each other as stay within `context_words`."""
 
-    context_words: a paragraph is as many sentences that follow each other as stay within it. sentences: the
-    fewest of a paragraph. question_words: longest sentence that is asked about. answer_words: longest answer.
-    per_sentence: most questions about a sentence, each with another answer. unanswerable: share of the
-    questions; with 0 the files are SQuAD 1.1's, else 2.0's. seed: everything random depends on it alone.
-    """
-
-    context_words: int = 40
-    sentences: int = 2
-    question_words: int = 16
-    answer_words: int = 2
-    per_sentence: int = 1
-    unanswerable: float = 0.33
-    seed: int = 0
+    unanswerable: float = option(
+        "share of questions about another paragraph; SQuAD 2.0 has a third, 0 makes SQuAD 1.1",
+        probability,
+        default=0.33,
+    )
+    context_words: int = option("words of a context; a word is about 1.5 tokens", positive_int, default=40)
+    sentences: int = option("fewest sentences of a context", positive_int, default=2)
+    question_words: int = option("words of a question", positive_int, default=16)
+    answer_words: int = option("words of an answer", positive_int, default=2)
+    per_sentence: int = option(
+        "most questions about a sentence, each with another answer", positive_int, default=1
+    )
+    seed: int = option("of all choices", count, default=0)
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,6 @@ def _summary(content: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    defaults = ClozeSettings()
     parser = OptionParser(
         prog="python -m data.questions.cloze",
         description="Questions in SQuAD's format out of plain text, by replacing words of its sentences.",
@@ -250,23 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--output", type=path_name, required=True, help=f"folder for {TRAIN_FILE} and {DEV_FILE}")
     add("--train_questions", type=positive_int, default=8000, help="most to train on (default: 8000)")
     add("--dev_questions", type=positive_int, default=500, help="most to evaluate on (default: 500)")
-    add(
-        "--unanswerable",
-        type=probability,
-        default=defaults.unanswerable,
-        help="share of questions about another paragraph; SQuAD 2.0 has a third, 0 makes SQuAD 1.1 (default: "
-        f"{defaults.unanswerable})",
-    )
-    for name, what in (
-        ("context_words", "words of a context; a word is about 1.5 tokens"),
-        ("sentences", "fewest sentences of a context"),
-        ("question_words", "words of a question"),
-        ("answer_words", "words of an answer"),
-        ("per_sentence", "most questions about a sentence, each with another answer"),
-    ):
-        default = getattr(defaults, name)
-        add(f"--{name}", type=positive_int, default=default, help=f"{what} (default: {default})")
-    add("--seed", type=count, default=defaults.seed, help="of all choices (default: 0)")
+    table = options_in(ClozeSettings)
+    add_options(add, table, " ".join(table))
     try:
         print(_run(parser.parse_args(arguments)))
     except (InputError, OSError) as error:
@@ -276,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> str:
-    settings = ClozeSettings(**{each.name: getattr(options, each.name) for each in fields(ClozeSettings)})
+    settings = taken(ClozeSettings, options)
     texts: Sequence[Sequence[str]] = list(documents(expand_inputs(options.input, "--input")))
     if options.dev_input:
         held_out: Sequence[Sequence[str]] = list(documents(expand_inputs(options.dev_input, "--dev_input")))

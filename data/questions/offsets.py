@@ -15,17 +15,15 @@ from typing import Callable, Sequence
 
 import numpy as np
 from tokenizers import PreTokenizedString, Regex
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
 from base.errors import InputError
 from data.text.corpus import UNKNOWN
 from data.tokenizing.sentencepiece_tokenizer import load_processor
-from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, NOT_BETWEEN_WORDS
+from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS, bert_normalizer, hugging_face
 
 _SPACES = "".join(
     character
@@ -117,12 +115,7 @@ class _WordPieces:
     """Pieces of words by Hugging Face `tokenizers`, many words to a string."""
 
     def __init__(self, vocab: Vocabulary, cased: bool) -> None:
-        model = WordPiece(
-            vocab.ids(), unk_token=vocab.tokens[vocab.unk_id], max_input_chars_per_word=MAX_CHARS_PER_WORD
-        )
-        self._tokenizer = HuggingFaceTokenizer(model)
-        self._tokenizer.normalizer = bert_normalizer(cased)
-        self._tokenizer.pre_tokenizer = BertPreTokenizer()
+        self._tokenizer = hugging_face(vocab.ids(), vocab.tokens[vocab.unk_id], cased)
 
     def __call__(self, words: Sequence[str]) -> list[list[tuple[int, int, int]]]:
         groups = [

@@ -60,9 +60,9 @@ def score_v1(questions: Questions, predictions: Mapping[str, str]) -> dict[str, 
     exact = f1 = 0.0
     for each, golds in zip(questions.ids, questions.golds):
         if each in predictions:
-            scores = [compare.v1(gold, predictions[each]) for gold in dict.fromkeys(golds)]
-            exact += max(score[0] for score in scores)
-            f1 += max(score[1] for score in scores)
+            # Texts without words share none.
+            one, other = compare(list(dict.fromkeys(golds)), predictions[each], 0.0)
+            exact, f1 = exact + one, f1 + other
     total = len(questions)
     return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
 
@@ -120,8 +120,7 @@ def raw_scores(questions: Questions, predictions: Mapping[str, str]) -> tuple[np
     exact, f1 = np.zeros(len(questions)), np.zeros(len(questions))
     for number, (each, golds) in enumerate(zip(questions.ids, questions.golds)):
         kept = [gold for gold in dict.fromkeys(golds) if compare.words(gold)] or [""]
-        scores = [compare.v2(gold, predictions[each]) for gold in kept]
-        exact[number], f1[number] = max(score[0] for score in scores), max(score[1] for score in scores)
+        exact[number], f1[number] = compare(kept, predictions[each], 1.0)  # without words they are equal
     return exact, f1
 
 
@@ -138,16 +137,13 @@ class _Comparison:
             known = self._words[text] = normalize_answer(text).split()
         return known
 
-    def v1(self, gold: str, prediction: str) -> tuple[float, float]:
-        """Exact match and F1; texts without words share none."""
-        return self._scores(self.words(gold), self.words(prediction), 0.0)
-
-    def v2(self, gold: str, prediction: str) -> tuple[float, float]:
-        """Exact match and F1; texts without words are equal."""
-        return self._scores(self.words(gold), self.words(prediction), 1.0)
+    def __call__(self, golds: list[str], answer: str, both_empty: float) -> tuple[float, float]:
+        """The best exact match and F1 of an answer; `both_empty` for texts that have no words."""
+        scores = [self._score(self.words(gold), self.words(answer), both_empty) for gold in golds]
+        return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
 
     @staticmethod
-    def _scores(gold: list[str], prediction: list[str], both_empty: float) -> tuple[float, float]:
+    def _score(gold: list[str], prediction: list[str], both_empty: float) -> tuple[float, float]:
         if gold == prediction:
             return 1.0, 1.0 if gold else both_empty
         shared = sum((Counter(gold) & Counter(prediction)).values())

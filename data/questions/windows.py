@@ -222,13 +222,25 @@ def answer_tokens(
     """
     answered = np.flatnonzero(questions.answer_starts >= 0)
     starts, ends = questions.answer_starts[answered], questions.answer_ends[answered]
-    locate = _TokensAt(questions, contexts, answered)
+    # Characters of all contexts one after the other, so that all tokens are found in one search.
+    sizes = np.array([len(context) + 1 for context in questions.contexts], dtype=np.int64)
+    before = np.cumsum(sizes) - sizes
+    of_token = np.repeat(before, np.diff(contexts.bounds))
+    token_starts, token_ends = contexts.starts + of_token, contexts.ends + of_token
+    context_of = questions.context_of[answered]
+    shift, base = before[context_of], contexts.bounds[context_of]
+
+    def locate(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first and last token that share a character with [start, end); last < first for none."""
+        first = np.searchsorted(token_ends, starts + shift, side="right")
+        last = np.searchsorted(token_starts, ends + shift, side="left") - 1
+        return first - base, last - base
+
     first, last = locate(starts, ends)
     own = encoder.encode([questions.answer(number) for number in answered.tolist()])
     sizes = np.diff(own.bounds)
     same = sizes == last - first + 1
     # Compared in the answers that have as many tokens as their place
-    base = contexts.bounds[questions.context_of[answered]]
     rows = np.flatnonzero(same & (sizes > 0))
     equal = (
         own.ids[ragged_places(own.bounds[rows], sizes[rows])]
@@ -237,31 +249,13 @@ def answer_tokens(
     differing = np.repeat(rows, sizes[rows])[~equal]
     same[differing] = False
     for row in np.flatnonzero(~same).tolist():
-        context = questions.contexts[questions.context_of[answered[row]]]
+        context = questions.contexts[context_of[row]]
         starts[row], ends[row] = _whole_words(context, int(starts[row]), int(ends[row]))
     first, last = locate(starts, ends)
     nothing = last < first
     tokens = np.full((2, len(questions)), [[-1], [-2]], dtype=np.int64)
     tokens[0, answered[~nothing]], tokens[1, answered[~nothing]] = first[~nothing], last[~nothing]
     return tokens[0], tokens[1]
-
-
-class _TokensAt:
-    """Finds the tokens that characters of contexts belong to, for many contexts in one search."""
-
-    def __init__(self, questions: Questions, contexts: Tokens, answered: np.ndarray) -> None:
-        lengths = np.array([len(context) + 1 for context in questions.contexts], dtype=np.int64)
-        before = np.cumsum(lengths) - lengths
-        of_token = np.repeat(before, np.diff(contexts.bounds))
-        self._starts, self._ends = contexts.starts + of_token, contexts.ends + of_token
-        context_of = questions.context_of[answered]
-        self._before, self._base = before[context_of], contexts.bounds[context_of]
-
-    def __call__(self, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first and last token that share a character with [start, end); last < first for none."""
-        first = np.searchsorted(self._ends, starts + self._before, side="right")
-        last = np.searchsorted(self._starts, ends + self._before, side="left") - 1
-        return first - self._base, last - self._base
 
 
 def _whole_words(context: str, start: int, end: int) -> tuple[int, int]:

@@ -16,7 +16,9 @@ from base.files import sha256_of_all
 from base.locks import locked
 from base.progress import Progress, Silent
 from data.store.build import BuildPlan, build_columns
+from data.store.columns import check_sums
 from data.store.manifest import MANIFEST, read_json, write_json
+from data.store.mapped import MappedFiles
 
 _HASHES = "hashes.json"
 _VERIFIED = "verified.json"
@@ -120,21 +122,28 @@ def open_or_build(
     return opens(directory)
 
 
-def is_verified(directory: str, paths: Sequence[str]) -> bool:
-    """True if `remember_verified` was called for the manifest and these files as they are now.
+def verify_once(
+    directory: str, described: Mapping[str, Any], files: MappedFiles, check: Callable[[], None]
+) -> None:
+    """Checks a store's columns, by their checksums and then by `check`, unless that was done for the manifest
+    and the files as they are now: by size, time of change and inode, so that later damage to the disk itself
+    is not seen.
 
-    Goes by size, time of change and inode: damage to the disk itself that came later is not seen.
+    It is remembered beside the store (verified.json), where that can be written to. Raises InputError.
     """
-    known = read_json(os.path.join(directory, _VERIFIED)).get("files")
-    with contextlib.suppress(OSError):
-        return bool(known == _all_facts(directory, paths))
-    return False
+    note, paths = os.path.join(directory, _VERIFIED), [os.path.join(directory, MANIFEST), *files.paths]
 
+    def facts() -> dict[str, list[int]]:
+        return {os.path.basename(path): _facts(path) for path in paths}
 
-def remember_verified(directory: str, paths: Sequence[str]) -> None:
-    """Notes that the checksums of the files are right; without effect where the directory is read-only."""
     with contextlib.suppress(OSError):
-        write_json(os.path.join(directory, _VERIFIED), {"files": _all_facts(directory, paths)})
+        if read_json(note).get("files") == facts():
+            return
+    check_sums(directory, described)
+    check()
+    files.check()
+    with contextlib.suppress(OSError):
+        write_json(note, {"files": facts()})
 
 
 def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
@@ -148,10 +157,6 @@ def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
         with contextlib.suppress(FileNotFoundError):  # where there are no locks, another may have been first
             os.rename(directory, aside)
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _all_facts(directory: str, paths: Sequence[str]) -> dict[str, list[int]]:
-    return {os.path.basename(path): _facts(path) for path in (os.path.join(directory, MANIFEST), *paths)}
 
 
 def _facts(path: str) -> list[int]:

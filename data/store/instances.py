@@ -20,15 +20,14 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, Part, Skipped, build_columns
+from data.store.build import BuildPlan, Part, Skipped
 from data.store.cache import (
     SourceFile,
     describe_sources,
-    is_verified,
     open_or_build,
-    remember_verified,
+    verify_once,
 )
-from data.store.columns import Column, check_sums, map_columns
+from data.store.columns import Column, map_columns
 from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 
@@ -111,16 +110,10 @@ class InstanceStore:
             check_figures(manifest)
             columns = instance_columns(int(manifest["vocab_size"]))
             arrays, files = map_columns(directory, manifest["columns"], columns)
-            unknown = verify and not is_verified(directory, files.paths)
-            if unknown:
-                check_sums(directory, manifest["columns"])
             store = InstanceStore(**arrays, manifest=manifest, directory=directory, files=files)
+            if verify:
+                verify_once(directory, manifest["columns"], files, lambda: _check_values(store))
             _check_lengths(store)
-            if unknown:
-                for start in range(0, store.num_instances, _CHECK_ROWS):
-                    _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
-                store.check()
-                remember_verified(directory, files.paths)
         except (InputError, KeyError, TypeError, ValueError) as error:
             what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
             raise InputError(
@@ -230,6 +223,13 @@ def _check_lengths(store: InstanceStore) -> None:
         raise InputError("the widths of the sources are out of range")
 
 
+def _check_values(store: InstanceStore) -> None:
+    """Raises InputError if the store holds what none can hold."""
+    _check_lengths(store)
+    for start in range(0, store.num_instances, _CHECK_ROWS):
+        _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
+
+
 def _check_rows(store: InstanceStore, start: int, stop: int) -> None:
     """Raises InputError if an instance from `start` to `stop` holds what no store can hold."""
     lengths = store.lengths[start:stop]
@@ -283,33 +283,28 @@ class ConvertFile:
         return {"counts": {**counts, "skipped": skipped.count}, "messages": skipped.messages}
 
 
-def build_instances(
+def instance_store_plan(
     paths: Sequence[str],
     vocab_size: int,
-    directory: str,
-    num_workers: int = 1,
     skip_bad_records: bool = False,
+    cache_dir: str | None = None,
     progress: Progress | None = None,
-) -> None:
-    """Converts files of instances, of any formats, into a store at `directory`.
+) -> BuildPlan:
+    """The converting of files of instances, of any formats, into a store.
 
     Every value is checked once, here. The files are read in worker processes, one file each at a time, in
     bounded memory; a library that crashes on a damaged file takes only its worker along. With
-    `skip_bad_records` bad instances are counted and left out.
-    Raises InputError naming the file and the instance, or as data.store.build.build_columns.
+    `skip_bad_records` bad instances are counted and left out. `cache_dir`: as for `describe_sources`.
+    Raises InputError for a file that cannot be read; the build names the file and the instance.
     """
-    sources = describe_sources(paths, progress=progress)
-    plan = instance_store_plan(sources, vocab_size, skip_bad_records)
-    build_columns(directory, plan, num_workers, progress)
-
-
-def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad_records: bool) -> BuildPlan:
-    """The building of a store of files of instances; see `build_instances`."""
+    sources = describe_sources(paths, cache_dir, progress)
 
     def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> None:
         if not counts.get("instances"):
-            skipped = counts.get("skipped", 0)
-            raise InputError(f"{_files(sources)}: no instance is good; {skipped} bad ones were skipped")
+            files = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} other files"
+            raise InputError(
+                f"{files}: no instance is good; {counts.get('skipped', 0)} bad ones were skipped"
+            )
 
     return BuildPlan(
         instance_columns(vocab_size),
@@ -340,13 +335,8 @@ def cached_instances(
     """The store of these files under `cache_dir`, built if it is not there; a damaged one is built again.
 
     Its name is a hash of the files' content, so that moved files find it and changed ones do not. Several
-    processes may ask at once: one converts, the others wait for it. Raises InputError as `build_instances`.
+    processes may ask at once: one converts, the others wait for it. Raises InputError as the build.
     """
     cache = os.path.expanduser(cache_dir)
-    plan = instance_store_plan(describe_sources(paths, cache, progress), vocab_size, skip_bad_records)
+    plan = instance_store_plan(paths, vocab_size, skip_bad_records, cache, progress)
     return open_or_build(cache, "instances", plan, InstanceStore.open, num_workers, progress)
-
-
-def _files(sources: Sequence[SourceFile]) -> str:
-    first = sources[0].path
-    return first if len(sources) == 1 else f"{first} and {len(sources) - 1} other files"

@@ -18,16 +18,14 @@ import numpy as np
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, Part, Skipped, build_columns
+from data.store.build import BuildPlan, Part, Skipped
 from data.store.cache import (
-    SourceFile,
     describe_sources,
     file_facts,
-    is_verified,
     open_or_build,
-    remember_verified,
+    verify_once,
 )
-from data.store.columns import Column, check_sums, map_columns
+from data.store.columns import Column, map_columns
 from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
@@ -98,11 +96,8 @@ class TokenStore:
             store = TokenStore(
                 **arrays, vocabulary_sha256=words, manifest=manifest, directory=directory, files=files
             )
-            if verify and not is_verified(directory, files.paths):
-                check_sums(directory, manifest["columns"])
-                _check_structure(store)
-                store.check()
-                remember_verified(directory, files.paths)
+            if verify:
+                verify_once(directory, manifest["columns"], files, lambda: _check_structure(store))
         except InputError as error:
             raise _damaged(directory, str(error)) from error
         except (KeyError, TypeError, ValueError) as error:
@@ -115,33 +110,21 @@ def is_store(directory: str) -> bool:
     return str(read_json(os.path.join(directory, MANIFEST)).get("format", "")).startswith(_KIND)
 
 
-def build_store(
+def token_store_plan(
     paths: Sequence[str],
     settings: TokenizerSettings,
-    directory: str,
-    num_workers: int = 1,
     text: TextConfig = TextConfig(),
+    cache_dir: str | None = None,
     progress: Progress | None = None,
-) -> None:
-    """Tokenizes the text files `paths` into a store at `directory`, with `num_workers` processes.
-
-    Neither memory nor the result depend on their number; memory not on the size of the text either. An
-    unfinished build of the same texts and settings is continued; a finished one is left as it is.
-    Raises InputError for bad text (see `data.text.corpus.read_unit`), for text without two documents, for a
-    full disk, for text that changes meanwhile, and when `directory` holds something else.
-    """
-    plan = token_store_plan(describe_sources(paths, progress=progress), settings, text)
-    build_columns(directory, plan, num_workers, progress)
-
-
-def token_store_plan(
-    sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig
 ) -> BuildPlan:
-    """The building of a store of text files; its `identity` is all that decides what the store holds.
+    """The tokenizing of text files into a store; its `identity` is all that decides what the store holds.
 
-    Raises InputError for files that cannot be read.
+    Neither memory nor the result depend on the number of processes that build; memory not on the size of the
+    text either. `cache_dir`: as for `describe_sources`.
+    Raises InputError for files that cannot be read; so does the build for bad text (see
+    `data.text.corpus.read_unit`), for text without two documents, and for text that changes meanwhile.
     """
-    paths = [source.path for source in sources]
+    sources = describe_sources(paths, cache_dir, progress)
     vocabulary = settings.vocabulary
     before = file_facts(paths)
     identity = {
@@ -196,10 +179,10 @@ def cached_store(
 
     Its name is a hash of the texts' content, the vocabulary, the tokenizer and the text settings, so moved
     files find it again and changed ones do not. Safe to call from several processes and hosts at once: one
-    builds, the others wait. A damaged store is built again. Raises InputError as `build_store`.
+    builds, the others wait. A damaged store is built again. Raises InputError as the build.
     """
     cache_dir = os.path.expanduser(cache_dir)
-    plan = token_store_plan(describe_sources(paths, cache_dir, progress), settings, text)
+    plan = token_store_plan(paths, settings, text, cache_dir, progress)
     return open_or_build(cache_dir, "tokens", plan, TokenStore.open, num_workers, progress)
 
 

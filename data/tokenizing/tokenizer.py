@@ -26,21 +26,11 @@ from base.errors import InputError
 from base.files import sha256_of
 from data.tokenizing.sentencepiece_tokenizer import (
     SentencePieceTokenizer,
-    load_sentencepiece,
     samples,
     sentencepiece_release,
 )
 from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer, lists_of
-
-__all__ = [
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "TokenizerSettings",
-    "WordPieceTokenizer",
-    "bert_normalizer",
-    "load_sentencepiece",
-]
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, lists_of
 
 
 class Tokenizer(Protocol):

@@ -137,6 +137,16 @@ def bert_normalizer(cased: bool) -> BertNormalizer:
     )
 
 
+def hugging_face(ids: dict[str, int], unknown: str, cased: bool) -> HuggingFaceTokenizer:
+    """The tokenizer of `tokenizers` with this vocabulary. No special token is registered, so "[MASK]" written
+    in a text is punctuation and a word, not the token."""
+    model = WordPiece(ids, unk_token=unknown, max_input_chars_per_word=MAX_CHARS_PER_WORD)
+    tokenizer = HuggingFaceTokenizer(model)
+    tokenizer.normalizer = bert_normalizer(cased)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return tokenizer
+
+
 def without_surrogates(word: str) -> str:
     """The word without halves of surrogate pairs, which no UTF-8 can hold (a JSON file's escapes can).
 
@@ -157,12 +167,7 @@ class WordPieceTokenizer:
         self._joins = not any(_SEPARATOR in token or UNKNOWN in token for token in vocab.tokens)
         self._separator_id = len(vocab)
         ids = {**vocab.ids(), _SEPARATOR: self._separator_id} if self._joins else vocab.ids()
-        model = WordPiece(ids, unk_token=unknown, max_input_chars_per_word=MAX_CHARS_PER_WORD)
-        # No special token is registered, so "[MASK]" written in a text is punctuation and a word, not the
-        # token.
-        tokenizer = HuggingFaceTokenizer(model)
-        tokenizer.normalizer = bert_normalizer(cased)
-        tokenizer.pre_tokenizer = BertPreTokenizer()
+        tokenizer = hugging_face(ids, unknown, cased)
         # Releases since 0.20 skip the offsets that nobody here reads.
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         self._table = WordTable(self._encode_words)

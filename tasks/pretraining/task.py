@@ -13,7 +13,7 @@ from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from bert.model import HEADS
 from bert.part import ModelPart
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.base import DividedTask, Figures, Floors, Panel, ratio
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import SUMS, PretrainingLoss

@@ -9,7 +9,7 @@ import pytest
 
 from bert.operators import load_operators
 from bert.weights.names import EMBEDDING
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tests.bert.test_fused import losses, pair
 from tests.training.tiny import (

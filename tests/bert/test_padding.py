@@ -17,7 +17,7 @@ from bert.model import build_model, initialize, trainable
 from bert.operators import check_padding, load_operators
 from bert.weights.names import names_of
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.scores import FusedScores
 from tests.bert import reference

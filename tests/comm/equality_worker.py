@@ -24,7 +24,7 @@ import numpy as np
 
 from bert.model import trainable
 from comm.base import Communicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tests.training.tiny import make_step, random_batch, tiny_network, weights
 from training.optimizer.scaler import DynamicScaler

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
+from tests.data.token_stores import build_store
 from tests.data.wikitext import SHARED_WIKITEXT, TEXTS, write_wikitext
 from tests.embedded import built_once
 
@@ -17,6 +18,22 @@ from tests.embedded import built_once
 def embedded(tmp_path_factory):
     """Directory of the embedded corpus with a vocabulary of 2000 tokens."""
     return built_once(tmp_path_factory, vocab_size=2000)
+
+
+@pytest.fixture(scope="session")
+def sp_model(embedded, tmp_path_factory):
+    """The path of a SentencePiece model of the corpus."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    prefix = str(tmp_path_factory.mktemp("sentencepiece") / "m")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(embedded / "corpus" / "train-0.txt"),
+        model_prefix=prefix,
+        vocab_size=800,
+        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        pad_id=3,
+        minloglevel=2,
+    )
+    return f"{prefix}.model"
 
 
 @pytest.fixture(scope="session")

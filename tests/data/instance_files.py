@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from data.store.build import build_columns
+from data.store.instances import instance_store_plan
 from tests.data.formats.samples import (
     example,
     ofrecord,
@@ -17,6 +19,12 @@ from tests.data.formats.samples import (
 
 VOCAB_SIZE = 30000
 FILE_FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
+
+
+def build_instances(paths, vocab_size, directory, num_workers=1, skip_bad_records=False, progress=None):
+    """A store at `directory`, not yet opened."""
+    plan = instance_store_plan(paths, vocab_size, skip_bad_records)
+    build_columns(directory, plan, num_workers, progress)
 
 
 def save(path, instances, kind, width=24, predictions=4):

@@ -18,14 +18,17 @@ from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
     dummy_batch,
-    prefetched,
 )
 from data.pretraining.evaluation import evaluation_batches
+from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
-from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.store.tokens import TokenStore
+from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import vocabulary_from_tokens
+from tests.data.streams import Stream
+from tests.data.token_stores import build_store
 from tests.processes import until
 
 
@@ -34,9 +37,20 @@ def source(store, vocab):
     return TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
 
 
-def make(source, rank=0, world_size=1, batch_size=16, use_avg_len=False, num_buckets=4, seed=3, shuffle=True):
+def make(
+    source,
+    rank=0,
+    world_size=1,
+    batch_size=16,
+    use_avg_len=False,
+    num_buckets=4,
+    seed=3,
+    shuffle=True,
+    position=0,
+):
     batching = BatchingConfig(batch_size, use_avg_len, num_buckets)
-    return PretrainingBatches(source, batching, seed, Share.of(rank, world_size), shuffle)
+    batches = PretrainingBatches(source, batching, seed, Share.of(rank, world_size), shuffle)
+    return Stream(batches, position)
 
 
 def rows_of(batch):
@@ -69,9 +83,7 @@ def global_order(source, world_sizes, steps, **options):
     """The batches of all ranks in the order of ranks, the number of ranks changing after `steps` of each."""
     position, order = 0, []
     for world_size, count in zip(world_sizes, steps):
-        ranks = [make(source, rank, world_size, **options) for rank in range(world_size)]
-        for rank in ranks:
-            rank.seek(position)
+        ranks = [make(source, rank, world_size, position=position, **options) for rank in range(world_size)]
         taken = [take(rank, count) for rank in ranks]
         assert len({rank.position for rank in ranks}) == 1
         position = ranks[0].position
@@ -107,23 +119,6 @@ def test_any_number_of_ranks_and_any_change_of_it_gives_the_same_order(source, u
         order, _ = global_order(source, world_sizes, steps, **options)
         assert len(order) >= count
         assert all(same(one, two) for one, two in zip(order, expected))
-
-
-def test_positions_say_what_all_ranks_have_consumed(source):
-    first, second = (make(source).blocks_in_epoch(epoch) for epoch in (0, 1))
-    three = make(source, rank=2, world_size=3)
-    positions = []
-    for _ in itertools.islice(three, (first + second) // 3 + 1):
-        positions.append(three.position)
-    expected = [3 * (step + 1) for step in range(len(positions))]
-    assert positions == [
-        blocks
-        if blocks < first
-        else (1 << EPOCH_SHIFT) + blocks - first
-        if blocks < first + second
-        else (2 << EPOCH_SHIFT) + blocks - first - second
-        for blocks in expected
-    ]
 
 
 def test_more_ranks_than_blocks(source):
@@ -209,8 +204,7 @@ def test_seeking_equals_iterating_across_epochs(source, num_workers):
     for consumed in (1, 7, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch + 3):
         for position in (positions[consumed - 1], 2 * consumed):  # a position, or a plain count of blocks
             fresh = make(source, rank=1, world_size=2)
-            fresh.seek(position)
-            with prefetched(fresh, 4, num_workers) as ahead:
+            with Prefetcher(fresh.tasks(position), 4, num_workers) as ahead:
                 for index in range(consumed, consumed + 3):
                     position, batch = next(ahead)
                     assert same(batch, expected[index]) and position == positions[index]
@@ -230,9 +224,7 @@ class CountingSource(TextSource):
 
 def test_a_seek_needs_the_plan_of_its_epoch_and_of_the_first_for_the_bounds(store, vocab):
     source = CountingSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
-    batches = make(source)
-    batches.seek((1000 << EPOCH_SHIFT) + 2)
-    next(iter(batches))
+    next(make(source, position=(1000 << EPOCH_SHIFT) + 2))
     assert set(source.asked) == {0, 1000}
 
 
@@ -267,20 +259,6 @@ def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
     assert sorted(epochs[2]) == sorted(rows_of(fresh.collate(3, 0, np.arange(count), 64)))
 
 
-def test_prefetching_counts_what_was_taken_and_not_what_was_made(source):
-    batches = make(source)
-    with prefetched(batches, 8, 2) as ahead:
-        for count in (1, 2, 3):
-            position, _ = next(ahead)
-            assert position == count and batches.position == 0
-
-
-def test_an_error_while_collating_reaches_the_consumer(source):
-    source.collate = lambda *arguments: 1 / 0
-    with prefetched(make(source), 4, 2) as ahead, pytest.raises(ZeroDivisionError):
-        next(ahead)
-
-
 def test_without_shuffling_samples_come_in_order(source):
     batches = make(source, num_buckets=1, shuffle=False)
     expected = source.collate(3, 0, np.arange(16), batches.shapes[-1][1])
@@ -289,7 +267,7 @@ def test_without_shuffling_samples_come_in_order(source):
 
 def test_a_negative_position_is_refused(source):
     with pytest.raises(ValueError, match="negative"):
-        make(source).seek(-1)
+        next(make(source, position=-1))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 40])
@@ -301,19 +279,6 @@ def test_evaluation_sees_every_sample_once_with_the_same_masks(source, world_siz
     assert len(seen) == count and max(len(batch.input_ids) for batch in batches) <= 32
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
     assert sorted(seen) == sorted(row for b in evaluation_batches(source, 9, 0, 1) for row in rows_of(b))
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"max_seq_length": 513}, "--max_seq_length 513: must be from 5 to 512"),
-        ({"short_seq_prob": float("nan")}, "--short_seq_prob nan"),
-        ({"masked_lm_prob": 0.0}, "--masked_lm_prob 0.0"),
-    ],
-)
-def test_options_out_of_range_name_their_flag(store, vocab, changes, message):
-    with pytest.raises(InputError, match=message):
-        TextSource(store, vocab, MaskingConfig(**changes))
 
 
 def test_a_store_of_another_vocabulary_is_refused(store):
@@ -336,7 +301,7 @@ def padding_share(store, length, batch_size, use_avg_len, num_buckets):
     batches = PretrainingBatches(
         source, BatchingConfig(batch_size, use_avg_len, num_buckets), 0, Share.of(0, 1)
     )
-    taken = take(batches, batches.blocks_in_epoch(0))
+    taken = take(Stream(batches), batches.blocks_in_epoch(0))
     rows, padded = batches.order(0).shapes()
     positions = sum(batch.input_ids.size for batch in taken)
     assert positions == (rows * padded).sum()
@@ -373,17 +338,8 @@ def test_padding_of_wikitext_is_below_5_percent_with_ten_buckets(wikitext, vocab
     assert padding_share(store, length, 16, False, 10) < 0.05
 
 
-def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded, vocab, tmp_path):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    text, model = str(embedded / "corpus" / "eval.txt"), str(tmp_path / "m.model")
-    sentencepiece.SentencePieceTrainer.train(
-        input=text,
-        model_prefix=model[:-6],
-        vocab_size=500,
-        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        pad_id=3,
-        minloglevel=2,
-    )
+def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded, vocab, sp_model, tmp_path):
+    text = str(embedded / "corpus" / "eval.txt")
 
     def stores(tokenizer, words):
         """The stores that epochs 0, 1 and 10 leave in the cache."""
@@ -396,8 +352,8 @@ def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded
         return [TokenStore.open(str(path)) for path in cache.glob("tokens-*") if path.is_dir()]
 
     assert len(stores(TokenizerConfig(), vocab)) == 1
-    sampling = TokenizerConfig(sentencepiece=model, sp_nbest=-1, sp_alpha=0.2)
-    one, other = stores(sampling, load_sentencepiece(model))  # epoch 10 samples as epoch 0 does
+    sampling = TokenizerConfig(sentencepiece=sp_model, sp_nbest=-1, sp_alpha=0.2)
+    one, other = stores(sampling, load_sentencepiece(sp_model))  # epoch 10 samples as epoch 0 does
     assert not np.array_equal(one.ids, other.ids)
 
 

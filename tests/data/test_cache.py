@@ -12,9 +12,9 @@ from base.errors import InputError
 from base.files import sha256_of
 from data.options import TextConfig
 from data.store.cache import describe_sources
-from data.store.tokens import TokenStore, build_store, cached_store
+from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
-from tests.data.token_stores import stored_documents, stores_in
+from tests.data.token_stores import build_store, stored_documents, stores_in
 from tests.processes import start_command
 
 

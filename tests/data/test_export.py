@@ -12,16 +12,17 @@ import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
-from data.export import CopiesConfig, FileConfig, export, file_rows, text_rows
+from data.export import CopiesConfig, FileConfig, Rows, export, text_rows
 from data.formats.read import peek
 from data.formats.records import PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import InstanceSource
-from data.store.instances import cached_instances
-from data.store.tokens import TokenStore, build_store
+from data.store.instances import cached_instances, instance_store_plan
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.formats.samples import arrays, joined, ragged
 from tests.data.instance_files import FILE_FORMATS, content, files_of, save
+from tests.data.token_stores import build_store
 from tests.processes import until
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
@@ -164,7 +165,9 @@ def test_conversion_through_all_formats_and_back_changes_nothing(tmp_path):
     directories = []
     for number, (kind, gzip) in enumerate(chain):
         output = str(tmp_path / f"{number}-{kind}")
-        result = export(file_rows(paths, 30000), output, FileConfig(kind, gzip, 50), num_workers=1)
+        result = export(
+            Rows(instance_store_plan(paths, 30000)), output, FileConfig(kind, gzip, 50), num_workers=1
+        )
         assert result["counts"]["instances"] == 125 and result["counts"]["skipped"] == 0
         directories.append(output)
         paths = data_files(output)
@@ -192,9 +195,11 @@ def test_what_a_format_cannot_hold_is_said(tmp_path):
     rows[4]["masked_lm_weights"] = [0.5] * len(rows[4]["masked_lm_ids"])
     save(str(tmp_path / "a"), rows, "tfrecord")
     with pytest.raises(InputError, match="weight"):
-        export(file_rows([str(tmp_path / "a")], 30000), str(tmp_path / "out"), FileConfig("hdf5"))
+        export(
+            Rows(instance_store_plan([str(tmp_path / "a")], 30000)), str(tmp_path / "out"), FileConfig("hdf5")
+        )
     assert os.listdir(tmp_path) == ["a"]
-    export(file_rows([str(tmp_path / "a")], 30000), str(tmp_path / "out"), FileConfig("npz"))
+    export(Rows(instance_store_plan([str(tmp_path / "a")], 30000)), str(tmp_path / "out"), FileConfig("npz"))
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
         assert (file["masked_lm_weights"] == arrays(rows).masked_lm_weights).all()
 
@@ -204,9 +209,9 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
     with open(paths[1], "r+b") as handle:
         handle.truncate(os.path.getsize(paths[1]) - 3)
     with pytest.raises(InputError, match="file-1.tfrecord: instance 19"):
-        export(file_rows(paths, 30000), str(tmp_path / "out"), FileConfig("npz"))
+        export(Rows(instance_store_plan(paths, 30000)), str(tmp_path / "out"), FileConfig("npz"))
     assert len(os.listdir(tmp_path)) == 2
-    result = export(file_rows(paths, 30000, True), str(tmp_path / "out"), FileConfig("npz"))
+    result = export(Rows(instance_store_plan(paths, 30000, True)), str(tmp_path / "out"), FileConfig("npz"))
     assert (result["counts"]["instances"], result["counts"]["skipped"]) == (39, 1)
     assert "file-1.tfrecord: instance 19" in result["messages"][0]
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
@@ -216,7 +221,6 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
 @pytest.mark.parametrize(
     "files, masks, message",
     [
-        (FileConfig("csv"), MASKS, "--format csv: choose one of npz, hdf5, tfrecord, ofrecord"),
         (FileConfig("npz", instances_per_file=0), MASKS, "--instances_per_file 0"),
         (FileConfig("ofrecord", gzip=True), MASKS, "--gzip: OneFlow"),
         (FileConfig("npz"), CopiesConfig(dupe_factor=0), "--dupe_factor 0"),

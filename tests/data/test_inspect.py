@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -24,8 +25,10 @@ from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
-from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
+from data.store.tokens import TokenStore
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.wordpiece import bert_normalizer
+from tests.data.token_stores import build_store
 from tests.processes import LIMIT, ROOT, run_command
 
 SETTINGS = ["--max_seq_length", "64", "--batch_size", "1024", "--use_avg_len", "--num_buckets", "5"]
@@ -57,15 +60,14 @@ def facts(directory, tmp_path_factory):
 def blocks(source):
     """Every batch of the epoch."""
     batches = PretrainingBatches(source, BatchingConfig(1024, True, 5), seed=0, share=Share.of(0, 1))
-    iterator = iter(batches)
-    return [next(iterator) for _ in range(batches.blocks_in_epoch(0))]
+    return [make() for _, make in itertools.islice(batches.tasks(), batches.blocks_in_epoch(0))]
 
 
 @pytest.fixture(scope="module")
 def npz(source, tmp_path_factory):
     """A file with the masks of the first 300 instances."""
     path = tmp_path_factory.mktemp("files") / "pretrain.npz"
-    write_instances(str(path), "npz", iter([as_arrays(source.collate(0, 0, np.arange(300), 64))]), True)
+    write_instances(str(path), "npz", as_arrays(source.collate(0, 0, np.arange(300), 64)))
     return path
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
-from data.store.instances import InstanceStore, build_instances
-from tests.data.instance_files import VOCAB_SIZE, files_of, flip
+from data.store.instances import InstanceStore
+from tests.data.instance_files import VOCAB_SIZE, build_instances, files_of, flip
 
 TOKENS = ("ids", "segments", "lengths", "token_ends", "labels")
 PREDICTIONS = ("positions", "masked_ids", "weights", "prediction_ends")
@@ -127,16 +127,3 @@ def test_a_manifest_with_anything_wrong_is_one_error(built, tmp_path):
         else:  # what was changed does not bear on the content
             assert store.num_instances == 1207
     assert refused > 100
-
-
-def test_a_store_is_verified_once(built, tmp_path):
-    directory = copied(built, tmp_path)
-    InstanceStore.open(directory)
-    path = os.path.join(directory, "ids-00000.bin")
-    times = os.stat(path)
-    flip(path, 0)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    InstanceStore.open(directory)  # by size, time and inode the file is the one that was verified
-    os.utime(path)
-    with pytest.raises(InputError, match="ids-00000.bin does not have its checksum"):
-        InstanceStore.open(directory)

@@ -12,7 +12,6 @@ from base.errors import InputError
 from data.pretraining.pairs import pair_plan
 from data.pretraining.randomness import draw, ones_among
 from data.store.tokens import TokenStore
-from tests.data.chance import UNLIKELY, chi_square_p
 
 
 def make_store(documents):
@@ -152,32 +151,6 @@ def test_bits_for_cutting_are_counted_over_any_number_of_words():
     assert ones_among(keys[:4], counts[:4]).tolist() == expected[:4]
 
 
-@pytest.fixture(params=[(5, 0.1), (16, 0.5), (64, 0.1), (128, 0.0), (512, 1.0)], ids=str)
-def case(request, store):
-    length, short = request.param
-    return store, length, short, pair_plan(store, length, short, 3)
-
-
-def test_no_pair_is_too_long_or_lacks_a_half(case):
-    _, length, _, pairs = case
-    assert pairs.lengths().max() <= length and pairs.lengths().dtype == np.int32
-    assert (pairs.a_length > 0).all() and (pairs.b_length > 0).all()
-
-
-def test_a_random_half_is_from_another_document_and_a_true_one_follows(case):
-    store, _, _, pairs = case
-    first_tokens = store.sentences[store.documents]
-    a_start, b_start = pairs.a_start.astype(np.int64), pairs.b_start.astype(np.int64)
-    a_end, b_end = a_start + pairs.a_length, b_start + pairs.b_length
-    a_document = np.searchsorted(first_tokens, a_start, side="right")
-    b_document = np.searchsorted(first_tokens, b_start, side="right")
-    assert ((a_document == b_document) == ~pairs.is_random).all()
-    assert (np.searchsorted(first_tokens, a_end - 1, side="right") == a_document).all()
-    assert (np.searchsorted(first_tokens, b_end - 1, side="right") == b_document).all()
-    assert (b_start >= a_end)[~pairs.is_random].all()
-    assert (np.diff(a_document) >= 0).all(), "samples come by document"
-
-
 def test_without_cuts_every_token_is_used_once_as_a_or_as_its_true_next():
     store = make_store([[3, 2, 4], [5], [1, 1, 1, 1, 6], [2, 2]])
     for key in range(200):
@@ -187,70 +160,10 @@ def test_without_cuts_every_token_is_used_once_as_a_or_as_its_true_next():
         assert np.sort(np.concatenate(used)).tolist() == list(range(store.num_tokens))
 
 
-def test_cuts_take_from_front_and_back_alike():
-    store = make_store([[40, 40]] * 3000)
-    pairs = pair_plan(store, 23, 0.0, 0)
-    pairs = type(pairs)(*(column[pairs.a_length == 10] for column in pairs))
-    assert len(pairs.a_start) > 5000
-    # A loses 30 of 40 tokens, Binomial(30, 1/2) of them from its front.
-    front = np.bincount(pairs.a_start % 40, minlength=31)
-    shares = np.array([1.0])
-    for _ in range(30):
-        shares = np.convolve(shares, [0.5, 0.5])
-    tails = slice(9, 22)
-    counts = np.array([front[:9].sum(), *front[tails], front[22:].sum()])
-    assert chi_square_p(counts, [shares[:9].sum(), *shares[tails], shares[22:].sum()]) > UNLIKELY
-
-
-def test_half_of_the_pairs_that_could_be_true_are_random():
-    store = make_store([[10] * 12] * 4000)
-    pairs = pair_plan(store, 63, 0.0, 1)
-    several = pairs.is_random[(pairs.a_start % 120) != 110]  # not those whose chunk was one last sentence
-    assert chi_square_p([several.sum(), (~several).sum()], [1, 1]) > UNLIKELY
-    assert pairs.is_random[(pairs.a_start % 120) == 110].all()
-
-
-def test_random_halves_come_from_all_other_documents_and_all_their_sentences_alike():
-    store = make_store([[20] * 6 for _ in range(40)])
-    counts, sentences = np.zeros((40, 40)), np.zeros(6)
-    for key in range(60):
-        pairs = pair_plan(store, 19, 0.0, key)  # every chunk is one sentence, so every B is random
-        assert pairs.is_random.all()
-        np.add.at(counts, (pairs.a_start // 120, pairs.b_start // 120), 1)
-        sentences += np.bincount(pairs.b_start % 120 // 20, minlength=6)
-    assert (np.diag(counts) == 0).all()
-    assert chi_square_p(counts[~np.eye(40, dtype=bool)], np.ones(40 * 39)) > UNLIKELY
-    assert chi_square_p(sentences, np.ones(6)) > UNLIKELY
-
-
-def test_short_targets_have_their_share_and_are_uniform():
-    # Documents of 60 sentences of one token: the first chunk of a document is as long as its target.
-    store = make_store([[1] * 60 for _ in range(40_000)])
-    pairs = pair_plan(store, 33, 0.25, 4)
-    is_first = pairs.a_start % 60 == 0
-    true_next = is_first & ~pairs.is_random  # otherwise B may be cut by the end of its document
-    assert 19_000 < true_next.sum() < 21_000
-    targets = np.bincount((pairs.a_length + pairs.b_length)[true_next], minlength=31)
-    assert targets[:2].sum() == 0
-    # A share of 0.25 is uniform on 2 to 30, and the rest is 30.
-    assert chi_square_p([targets[2:30].sum(), targets[30]], [0.25 * 28 / 29, 0.75 + 0.25 / 29]) > UNLIKELY
-    assert chi_square_p(targets[2:30], np.ones(28)) > UNLIKELY
-
-
 def test_the_same_key_gives_the_same_plan_and_another_an_independent_one(store):
     one, two, three = (pair_plan(store, 64, 0.1, key) for key in (7, 7, 8))
     assert all(np.array_equal(left, right) for left, right in zip(one, two))
     assert len(set(rows(one)) & set(rows(three))) < 0.1 * len(one.a_start)
-
-
-def test_a_documents_pairs_do_not_depend_on_the_others_lengths():
-    """Only which random halves they offer; the places of A are its own."""
-    one = pair_plan(make_store([[5] * 30, [7] * 9, [2] * 40]), 32, 0.3, 6)
-    two = pair_plan(make_store([[5] * 30, [9] * 900, [4] * 4]), 32, 0.3, 6)
-    count = int((one.a_start < 150).sum())
-    assert count == (two.a_start < 150).sum() > 3
-    assert np.array_equal(one.a_start[:count] // 5, two.a_start[:count] // 5)
-    assert np.array_equal(one.is_random[:count], two.is_random[:count])
 
 
 def test_one_document_is_an_input_error():

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
 from data.masked_copies import as_arrays
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
 from data.store.columns import Column, ColumnWriter, map_columns
-from data.store.instances import build_instances
+from tests.data.instance_files import build_instances
 from tests.processes import run_command, start_command
 
 READER = """
@@ -27,7 +26,8 @@ kind, directory, before = sys.argv[1:]
 if before == "mxnet":
     import mxnet
 from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import InstanceSource, TextSource
 from data.sharing import Share
 from data.store.instances import InstanceStore
@@ -40,7 +40,7 @@ def main():
     else:
         source = InstanceSource(InstanceStore.open(directory))
     made = PretrainingBatches(source, BatchingConfig(16, False, 4), 0, Share.of(0, 1))
-    with prefetched(made, 4, 2) as batches:
+    with Prefetcher(made.tasks(), 4, 2) as batches:
         for number, _ in enumerate(batches):
             if number == 20:
                 print("reading", flush=True)
@@ -56,10 +56,8 @@ def stores(store, tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
     shutil.copytree(store.directory, directory / "tokens")
     source = TextSource(store, store.vocabulary, MaskingConfig(64, 0.1, 0.15, 10))
-    arrays = as_arrays(source.collate(0, 0, np.arange(400), 64))
-    types = (np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32)
-    block = PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
-    write_instances(str(directory / "a.npz"), "npz", iter([block]), True)
+    block = as_arrays(source.collate(0, 0, np.arange(400), 64))
+    write_instances(str(directory / "a.npz"), "npz", block)
     build_instances([str(directory / "a.npz")], len(store.vocabulary), str(directory / "instances"))
     return directory
 

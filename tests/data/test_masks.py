@@ -120,27 +120,6 @@ def test_every_candidate_and_every_set_of_candidates_is_equally_likely():
     assert len(sets) == math.comb(17, 3) and chi_square_p(sets, np.ones(len(sets))) > UNLIKELY
 
 
-def test_whole_words_are_masked_whole_and_stop_at_the_separator():
-    generator = np.random.default_rng(2)
-    ids = make_rows(np.full(2000, 64), 64, generator)
-    keys = sample_keys(1, 0, np.arange(2000))
-    _, positions, _, weights = mask(ids, np.full(2000, 64), keys, VOCAB, masking(0.15, True), 20)
-    split_words = 0
-    for row in range(len(ids)):
-        chosen = set(positions[row, weights[row] > 0].tolist())
-        word = []
-        for place in range(65):
-            token = int(ids[row, place]) if place < 64 else VOCAB.sep_id
-            special = token in (VOCAB.cls_id, VOCAB.sep_id)
-            if special or not VOCAB.is_continuation[token]:
-                assert len(chosen & set(word)) in (0, len(word))
-                split_words += len(word) > 1 and len(chosen & set(word)) > 1
-                word = []
-            if not special:
-                word.append(place)
-    assert split_words > 1000
-
-
 def words_of(row, length):
     """The words of a sequence, each a list of places: Google's rule that a piece with ## joins the last."""
     words = []

@@ -14,7 +14,7 @@ def slow_squares(count, delays=(0.004, 0.0, 0.002)):
         time.sleep(delays[number % len(delays)])
         return number * number
 
-    return ((lambda number=number: task(number)) for number in range(count))
+    return ((number, lambda number=number: task(number)) for number in range(count))
 
 
 def prefetch_threads():
@@ -24,7 +24,7 @@ def prefetch_threads():
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_results_come_in_order_and_the_threads_end(num_workers):
     with Prefetcher(slow_squares(40), 4, num_workers) as results:
-        assert list(results) == [number * number for number in range(40)]
+        assert list(results) == [(number, number * number) for number in range(40)]
         assert list(results) == []
     assert not prefetch_threads()
 
@@ -32,7 +32,7 @@ def test_results_come_in_order_and_the_threads_end(num_workers):
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_no_more_than_depth_tasks_run_ahead(num_workers):
     started = []
-    tasks = ((lambda number=number: started.append(number)) for number in range(1000))
+    tasks = ((number, lambda number=number: started.append(number)) for number in range(1000))
     with Prefetcher(tasks, 5, num_workers) as results:
         for expected in (5, 6):
             until(lambda expected=expected: len(started) == expected)
@@ -48,9 +48,8 @@ def fail():
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_a_tasks_exception_comes_in_its_place(num_workers):
-    tasks = iter([lambda: 1, lambda: 2, fail, lambda: 4])
-    results = Prefetcher(tasks, 4, num_workers)
-    assert [next(results), next(results)] == [1, 2]
+    results = Prefetcher(enumerate([lambda: 1, lambda: 2, fail, lambda: 4]), 4, num_workers)
+    assert [next(results), next(results)] == [(0, 1), (1, 2)]
     with pytest.raises(KeyError, match="in a task"):
         next(results)
     results.close()
@@ -62,11 +61,11 @@ def test_a_tasks_exception_comes_in_its_place(num_workers):
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_an_exception_of_the_iterator_comes_after_the_results_before_it(num_workers):
     def tasks():
-        yield lambda: 1
+        yield 7, lambda: 1
         raise OSError("in the iterator")
 
     results = Prefetcher(tasks(), 4, num_workers)
-    assert next(results) == 1
+    assert next(results) == (7, 1)
     with pytest.raises(OSError, match="in the iterator"):
         next(results)
     results.close()
@@ -75,7 +74,7 @@ def test_an_exception_of_the_iterator_comes_after_the_results_before_it(num_work
 
 def test_closing_early_loses_what_was_made_and_ends_the_threads():
     results = Prefetcher(slow_squares(10_000), 8, 2)
-    assert next(results) == 0
+    assert next(results) == (0, 0)
     results.close()
     results.close()
     assert not prefetch_threads()
@@ -83,5 +82,5 @@ def test_closing_early_loses_what_was_made_and_ends_the_threads():
 
 def test_work_goes_on_while_the_consumer_is_busy():
     done = []
-    with Prefetcher(iter([lambda: done.append(1)] * 8), 8, 2):
+    with Prefetcher(enumerate([lambda: done.append(1)] * 8), 8, 2):
         until(lambda: len(done) == 8)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import lamb_paper
 from base.errors import InputError
-from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches
-from data.pretraining.sources import TextSource
 from data.sharing import Share
 from tests.faults import change_feeds
 
@@ -51,55 +47,6 @@ def test_an_even_share_is_what_hparams_computes(begun, accumulate):
         else:
             with pytest.raises(InputError, match="no whole accumulation"):
                 lamb_paper.plan_for_target(size, 1024, target, recipe=lamb_paper.Recipe((1,)))
-
-
-class Steps:
-    """The first steps of a run of so many ranks: micro-batches by number, and the position after each."""
-
-    def __init__(self, source, batching, micro_batches, size, position=0, count=8):
-        feeds = []
-        for rank in range(size):
-            batches = PretrainingBatches(source, batching, 5, Share(rank, size, micro_batches))
-            batches.seek(position)
-            feeds.append((batches, iter(batches)))
-        self.batches, self.positions = [], []
-        for _ in range(count):
-            of_ranks = []
-            for batches, stream in feeds:
-                before = batches.position
-                of_ranks.append([])
-                for _ in range(batches.micro_batches):
-                    assert batches.position == before  # it stays where it is within a step
-                    of_ranks[-1].append(next(stream))
-            self.batches.append(change_feeds._by_number(of_ranks))
-            (place,) = {batches.position for batches, _ in feeds}
-            self.positions.append(place)
-
-
-def same(first, second) -> bool:
-    return len(first) == len(second) and all(
-        np.array_equal(a, b) for one, other in zip(first, second) for a, b in zip(one, other)
-    )
-
-
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-@pytest.mark.parametrize("begun", [4, 6])
-@pytest.mark.parametrize(("use_avg_len", "num_buckets"), [(False, 1), (True, 4)])
-def test_steps_are_the_same_for_any_number_of_ranks(
-    store, vocab, begun, accumulate, use_avg_len, num_buckets
-):
-    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
-    batching = BatchingConfig(1024 if use_avg_len else 16, use_avg_len, num_buckets)
-    micro_batches = begun * accumulate
-    expected = Steps(source, batching, micro_batches, begun)
-    for size in SIZES:
-        if size > micro_batches:
-            continue
-        found = Steps(source, batching, micro_batches, size)
-        assert found.positions == expected.positions
-        assert all(same(*pair) for pair in zip(found.batches, expected.batches))
-        later = Steps(source, batching, micro_batches, size, position=expected.positions[4], count=3)
-        assert all(same(*pair) for pair in zip(later.batches, expected.batches[5:]))
 
 
 class TestKills:

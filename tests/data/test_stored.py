@@ -11,9 +11,9 @@ from base.errors import InputError
 from base.files import sha256_of
 from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
-from data.store.instances import InstanceStore, build_instances, cached_instances, is_instance_store
+from data.store.instances import InstanceStore, cached_instances, is_instance_store
 from tests.data.formats.samples import ragged
-from tests.data.instance_files import VOCAB_SIZE, assert_holds, content, files_of, flip, save
+from tests.data.instance_files import VOCAB_SIZE, assert_holds, build_instances, files_of, flip, save
 from tests.processes import run_command
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
@@ -50,13 +50,6 @@ def test_ids_of_a_large_vocabulary_and_weights_are_kept(tmp_path):
     store = InstanceStore.open(str(tmp_path / "store"))
     assert store.ids.dtype == np.uint32 and store.ids.max() > 1 << 16
     assert_holds(store, rows)
-
-
-def test_the_store_is_the_same_for_any_number_of_workers(built, tmp_path):
-    """`built` had two."""
-    paths, _, directory = built
-    build_instances(paths, VOCAB_SIZE, str(tmp_path / "other"), num_workers=3)
-    assert content(tmp_path / "other") == content(directory)
 
 
 def damaged(paths, tmp_path):
@@ -104,7 +97,7 @@ def test_a_missing_file_is_named(tmp_path):
 CHILD = """
 import sys
 from base.progress import Printed
-from data.store.instances import build_instances
+from tests.data.instance_files import build_instances
 build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
 """
 
@@ -112,16 +105,17 @@ build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Pri
 def save_large(path, count):
     """An npz file of `count` * 1024 instances of 512 tokens; about 4 MB of arrays for each `count`."""
     generator = np.random.default_rng(0)
+    rows = count * 1024
     block = PretrainingArrays(
-        generator.integers(0, 30000, (1024, 512)).astype(np.int32),
-        np.zeros((1024, 512), np.uint8),
-        np.tile(np.arange(1, 3, dtype=np.uint16), (1024, 1)),
-        np.ones((1024, 2), np.int32),
-        np.ones((1024, 2), np.float32),
-        np.zeros(1024, np.uint8),
-        np.full(1024, 512, np.int32),
+        generator.integers(0, 30000, (rows, 512)).astype(np.int32),
+        np.zeros((rows, 512), np.uint8),
+        np.tile(np.arange(1, 3, dtype=np.uint16), (rows, 1)),
+        np.ones((rows, 2), np.int32),
+        np.ones((rows, 2), np.float32),
+        np.zeros(rows, np.uint8),
+        np.full(rows, 512, np.int32),
     )
-    write_instances(path, "npz", (block for _ in range(count)), compress=False)
+    write_instances(path, "npz", block, compress=False)
     assert os.path.getsize(path) > count << 22
 
 
@@ -158,14 +152,3 @@ def test_the_cache_goes_by_content(built, tmp_path):
     os.replace(tmp_path / "other.npz", moved[0])
     others.append(cached_instances(moved, VOCAB_SIZE, cache).directory)
     assert len({store.directory, *others}) == 5
-
-
-def test_a_damaged_store_in_the_cache_is_built_again(built, tmp_path):
-    paths, instances, _ = built
-    cache = str(tmp_path / "cache")
-    directory = cached_instances(paths, VOCAB_SIZE, cache).directory
-    flip(os.path.join(directory, "segments-00000.bin"), 5)
-    assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
-    os.unlink(os.path.join(directory, "manifest.json"))
-    assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
-    assert [name for name in os.listdir(cache) if not name.endswith(".json")] == [os.path.basename(directory)]

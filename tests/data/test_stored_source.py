@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from data.pretraining.sources import Batch, InstanceSource, padded_batch
-from data.store.instances import InstanceStore, build_instances
+from data.store.instances import InstanceStore
 from tests.data.formats.samples import ragged
-from tests.data.instance_files import VOCAB_SIZE, files_of, save
+from tests.data.instance_files import VOCAB_SIZE, build_instances, files_of, save
 
 FIELDS = (
     "input_ids",

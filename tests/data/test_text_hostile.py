@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import sys
 import time
 from pathlib import Path
@@ -134,25 +133,6 @@ def test_the_longest_line_allowed(tmp_path, limit, last):
         line.decode() if len(line) <= limit else None for line in lines
     ]
     assert messages == [f"{path}, line {i}: the line is longer than {limit} bytes" for i in (2, 5)]
-
-
-def test_random_bytes_end_in_a_message_or_text(tmp_path):
-    generator = random.Random(7)
-    pieces = [b"\n", b"\0", b"\xff", b'<doc id="1">\n', b"</doc>", b'{"text": "', b'"}', b" = A = \n", b"a"]
-    for _ in range(600):
-        content = b"".join(
-            generator.choice(pieces) if generator.random() < 0.7 else bytes([generator.randrange(256)])
-            for _ in range(generator.randrange(60))
-        )
-        path = write(tmp_path / "text", content)
-        for text_format in ("auto", "wikiextractor", "wikitext"):
-            found, messages = skipped(path, text_format, split=True)
-            assert all(sentence.strip() == sentence != "" for sentence in found)
-            try:
-                assert [s for s in sentences([path], TextConfig(text_format, True)) if s] == found
-                assert messages == []
-            except InputError as error:
-                assert "\n" not in str(error) and str(error).startswith(messages[0])
 
 
 PARAGRAPH = "It was \u4e2d " + "and " * 100 + "it was not. "

@@ -20,15 +20,10 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.errors import InputError
 from data.text.corpus import UNKNOWN
-from data.tokenizing.tokenizer import (
-    SentencePieceTokenizer,
-    TokenizerSettings,
-    WordPieceTokenizer,
-    bert_normalizer,
-    load_sentencepiece,
-)
+from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
-from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS, lists_of
+from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS, WordPieceTokenizer, bert_normalizer, lists_of
 from data.train_vocab import TrainingText, train_wordpiece
 from tests.data.wikitext import SHARED
 
@@ -219,47 +214,32 @@ def test_the_fingerprint_tells_case_and_vocabulary_apart(vocab):
     )
 
 
-@pytest.fixture(scope="module")
-def model(real_lines, tmp_path_factory):
+def test_sentencepiece_equals_gluonnlp(sp_model, real_lines):
     sentencepiece = pytest.importorskip("sentencepiece")
-    prefix = str(tmp_path_factory.mktemp("sentencepiece") / "m")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line.lower() for line in real_lines[:3000]]),
-        model_prefix=prefix,
-        vocab_size=1200,
-        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        pad_id=3,
-        minloglevel=2,
-    )
-    return prefix + ".model"
-
-
-def test_sentencepiece_equals_gluonnlp(model, real_lines):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    vocab = load_sentencepiece(model)
-    theirs_vocab = gluonnlp.vocab.BERTVocab.from_sentencepiece(model)
+    vocab = load_sentencepiece(sp_model)
+    theirs_vocab = gluonnlp.vocab.BERTVocab.from_sentencepiece(sp_model)
     assert list(vocab.tokens) == theirs_vocab.idx_to_token
     special = [theirs_vocab.padding_token, theirs_vocab.unknown_token, "[CLS]", "[SEP]", "[MASK]"]
     assert list(vocab.special_ids) == theirs_vocab[special]
-    theirs = gluonnlp.data.BERTSPTokenizer(model, theirs_vocab, lower=True)
+    theirs = gluonnlp.data.BERTSPTokenizer(sp_model, theirs_vocab, lower=True)
     # GluonNLP samples with one candidate, which current SentencePiece refuses: give it the best segmentation.
-    theirs.sentencepiece = sentencepiece.SentencePieceProcessor(model_file=model).encode_as_pieces
+    theirs.sentencepiece = sentencepiece.SentencePieceProcessor(model_file=sp_model).encode_as_pieces
     lines = random.Random(1).sample(real_lines, 800)
-    for line, ids in zip(lines, lists_of(*SentencePieceTokenizer(model, vocab).encode(lines))):
+    for line, ids in zip(lines, lists_of(*SentencePieceTokenizer(sp_model, vocab).encode(lines))):
         assert ids == theirs.convert_tokens_to_ids(theirs(line)), line
         for index in ids:
             first = gluonnlp.data.BERTSPTokenizer.is_first_subword(vocab.tokens[index])
             assert first != vocab.is_continuation[index] or index in vocab.special_ids
 
 
-def test_sampling_depends_on_the_seed_alone(model, real_lines):
-    vocab = load_sentencepiece(model)
+def test_sampling_depends_on_the_seed_alone(sp_model, real_lines):
+    vocab = load_sentencepiece(sp_model)
 
     def sampled(seed, nbest=-1):
-        tokenizer = SentencePieceTokenizer(model, vocab, nbest=nbest, alpha=0.2, seed=seed)
+        tokenizer = SentencePieceTokenizer(sp_model, vocab, nbest=nbest, alpha=0.2, seed=seed)
         return [lists_of(*tokenizer.encode(real_lines[start : start + 20])) for start in (0, 20)]
 
-    best = SentencePieceTokenizer(model, vocab)
+    best = SentencePieceTokenizer(sp_model, vocab)
     assert sampled(1) == sampled(1)
     assert sampled(1) != sampled(2)
     assert (
@@ -273,11 +253,11 @@ def test_sampling_depends_on_the_seed_alone(model, real_lines):
     ]
 
 
-def test_a_stream_gives_the_same_samples_whatever_came_before(model, real_lines):
-    vocab = load_sentencepiece(model)
+def test_a_stream_gives_the_same_samples_whatever_came_before(sp_model, real_lines):
+    vocab = load_sentencepiece(sp_model)
     lines = real_lines[:30]
-    first = SentencePieceTokenizer(model, vocab, nbest=-1, alpha=0.2, seed=1)
-    second = SentencePieceTokenizer(model, vocab, nbest=-1, alpha=0.2, seed=1)
+    first = SentencePieceTokenizer(sp_model, vocab, nbest=-1, alpha=0.2, seed=1)
+    second = SentencePieceTokenizer(sp_model, vocab, nbest=-1, alpha=0.2, seed=1)
     second.encode(real_lines[30:60], stream=3)
     assert lists_of(*first.encode(lines, stream=7)) == lists_of(*second.encode(lines, stream=7))
     assert lists_of(*first.encode(lines, stream=7)) == lists_of(*first.encode(lines, stream=7))
@@ -289,24 +269,24 @@ def test_a_stream_gives_the_same_samples_whatever_came_before(model, real_lines)
 
 
 @pytest.mark.parametrize("nbest", [0, -1])
-def test_a_word_that_was_taken_out_is_the_unknown_piece(model, nbest):
-    vocab = load_sentencepiece(model)
-    tokenizer = SentencePieceTokenizer(model, vocab, nbest=nbest)
-    ((the, *_),) = lists_of(*SentencePieceTokenizer(model, vocab).encode(["the"]))
+def test_a_word_that_was_taken_out_is_the_unknown_piece(sp_model, nbest):
+    vocab = load_sentencepiece(sp_model)
+    tokenizer = SentencePieceTokenizer(sp_model, vocab, nbest=nbest)
+    ((the, *_),) = lists_of(*SentencePieceTokenizer(sp_model, vocab).encode(["the"]))
     (ids,) = lists_of(*tokenizer.encode([f"{UNKNOWN} the {UNKNOWN}s"]))
     assert ids[0] == ids[-1] == vocab.unk_id and ids.count(vocab.unk_id) == 2
     assert nbest or ids[1] == the
 
 
-def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, model, real_lines):
-    pieces = load_sentencepiece(model)
+def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, sp_model, real_lines):
+    pieces = load_sentencepiece(sp_model)
     for original, tokenizer, samples in (
         (TokenizerSettings(vocab), WordPieceTokenizer(vocab), False),
         (TokenizerSettings(vocab, cased=True), WordPieceTokenizer(vocab, True), False),
-        (TokenizerSettings(pieces, model), SentencePieceTokenizer(model, pieces), False),
+        (TokenizerSettings(pieces, sp_model), SentencePieceTokenizer(sp_model, pieces), False),
         (
-            TokenizerSettings(pieces, model, nbest=-1, alpha=0.3, seed=5),
-            SentencePieceTokenizer(model, pieces, nbest=-1, alpha=0.3, seed=5),
+            TokenizerSettings(pieces, sp_model, nbest=-1, alpha=0.3, seed=5),
+            SentencePieceTokenizer(sp_model, pieces, nbest=-1, alpha=0.3, seed=5),
             True,
         ),
     ):
@@ -318,9 +298,9 @@ def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, 
         assert lists_of(*built.encode(lines, stream=2)) == lists_of(*tokenizer.encode(lines, stream=2))
 
 
-def test_a_model_that_changes_during_the_run_is_refused(model, tmp_path):
+def test_a_model_that_changes_during_the_run_is_refused(sp_model, tmp_path):
     path = tmp_path / "m.model"
-    with open(model, "rb") as handle:
+    with open(sp_model, "rb") as handle:
         content = handle.read()
     path.write_bytes(content)
     tokenizer = TokenizerSettings(load_sentencepiece(str(path)), str(path))
@@ -330,9 +310,11 @@ def test_a_model_that_changes_during_the_run_is_refused(model, tmp_path):
         tokenizer.build()
 
 
-def test_only_sampling_tokenizers_have_the_seed_in_their_fingerprint(model):
-    vocab = load_sentencepiece(model)
-    prints = [TokenizerSettings(vocab, model, nbest=n, seed=s).fingerprint for n in (0, -1) for s in (1, 2)]
+def test_only_sampling_tokenizers_have_the_seed_in_their_fingerprint(sp_model):
+    vocab = load_sentencepiece(sp_model)
+    prints = [
+        TokenizerSettings(vocab, sp_model, nbest=n, seed=s).fingerprint for n in (0, -1) for s in (1, 2)
+    ]
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
 
 from base.errors import InputError
 from base.progress import Silent
 from data.options import TextConfig
-from data.store.tokens import TokenizeUnit, TokenStore, build_store, cached_store, is_store
+from data.store.tokens import TokenizeUnit, TokenStore, cached_store, is_store
 from data.text.corpus import documents, text_units
-from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
+from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import vocabulary_from_tokens
-from data.tokenizing.wordpiece import lists_of
-from tests.data.token_stores import stored_documents, stores_in
+from data.tokenizing.wordpiece import WordPieceTokenizer, lists_of
+from tests.data.token_stores import build_store, stored_documents, stores_in
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -100,13 +100,7 @@ def test_large_vocabularies_take_four_bytes(text, tmp_path):
         (["format"], "x"),
         (["format"], "token-store-1"),
         (["format"], 3),
-        (["columns", "ids", "dtype"], "O"),
-        (["columns", "ids", "dtype"], "<f8"),
         (["columns", "ids", "dtype"], "<u4"),
-        (["columns", "ids", "dtype"], 7),
-        (["columns", "sentences", "dtype"], "<i4"),
-        (["columns", "ids", "shards"], 7),
-        (["columns", "ids", "shards"], []),
         (["columns", "sentences", "shards"], []),
         (["columns", "documents", "shards"], "swapped"),
     ],
@@ -210,27 +204,14 @@ def test_ids_outside_the_vocabulary_are_refused(text, vocab):
         TokenizeUnit(Settings(), TextConfig())(text_units([text])[0], Part())
 
 
-def test_what_is_sampled_depends_on_seed_and_place_alone(embedded, tmp_path):
+def test_what_is_sampled_depends_on_seed_and_place_alone(embedded, sp_model, tmp_path):
     """SentencePiece with --sp_nbest: not on the number of workers, nor on who works on what."""
-    model = train_sentencepiece(embedded, tmp_path)
     paths = [str(embedded / "corpus" / f"train-{number}.txt") for number in range(3)]
     ids = []
     for seed, workers in ((0, 1), (0, 2), (1, 2)):
         directory = str(tmp_path / f"store-{seed}-{workers}")
-        settings = TokenizerSettings(load_sentencepiece(model), model, nbest=-1, alpha=0.3, seed=seed)
+        settings = TokenizerSettings(load_sentencepiece(sp_model), sp_model, nbest=-1, alpha=0.3, seed=seed)
         build_store(paths, settings, directory, workers)
         ids.append(TokenStore.open(directory).ids)
     assert np.array_equal(ids[0], ids[1])
     assert not np.array_equal(ids[0], ids[2])
-
-
-def train_sentencepiece(embedded, tmp_path):
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(embedded / "corpus" / "eval.txt"),
-        model_prefix=str(tmp_path / "sp"),
-        vocab_size=400,
-        user_defined_symbols="[CLS],[SEP],[MASK]",
-        pad_id=3,
-        minloglevel=2,
-    )
-    return str(tmp_path / "sp.model")

@@ -10,7 +10,6 @@ import pytest
 from base.errors import InputError
 from base.locks import locked
 from base.workers import in_order
-from data.store.build import is_built
 from tests.data.building import Numbers, build
 from tests.processes import run_command, start_command, until
 
@@ -81,11 +80,3 @@ def test_defects_show_their_traceback(tmp_path):
 def test_what_libraries_print_is_no_result(tmp_path, capfd):
     build(tmp_path / "out", 3, 1, Numbers("print", 1), isolate=True)
     assert capfd.readouterr().out == ""
-
-
-def test_a_wrong_identity_is_seen(tmp_path):
-    build(tmp_path / "out", 2, 1, size=1)
-    assert is_built(str(tmp_path / "out"), {"units": 2, "key": ""})
-    assert not is_built(str(tmp_path / "none"), {})
-    with pytest.raises(InputError):
-        is_built(str(tmp_path / "out"), {"units": 3, "key": ""})

@@ -1,8 +1,19 @@
-"""Looking into token stores and the directories that cache them."""
+"""Building token stores, and looking into them and the directories that cache them."""
 
 from __future__ import annotations
 
 import os
+
+from data.options import TextConfig
+from data.store.build import build_columns
+from data.store.tokens import token_store_plan
+
+
+def build_store(paths, settings, directory, num_workers=1, text=TextConfig(), progress=None):
+    """A store at `directory`, not yet opened."""
+    build_columns(
+        directory, token_store_plan(paths, settings, text, progress=progress), num_workers, progress
+    )
 
 
 def stored_documents(store):

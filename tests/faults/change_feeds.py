@@ -18,12 +18,14 @@ import numpy as np
 
 from data.finetuning.batching import Grouping, OrderedBatches, TrainingOrder
 from data.options import BatchingConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, Source, prefetched
-from data.pretraining.sources import TextSource
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.prefetch import Prefetcher
+from data.pretraining.sources import Source, TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, load_vocab
+from tests.data.token_stores import build_store
 
 SIZES = (1, 2, 3, 4)
 LETTERS = "abcdefghijklmnop"
@@ -162,8 +164,8 @@ def _live(
             ranks = []
             for rank in range(size):
                 batches = feed(rank, size)
-                batches.seek(damage(position) if life else position)
-                ahead = prefetched(batches, 6, rng.randint(0, 2))
+                place = damage(position) if life else position
+                ahead = Prefetcher(batches.tasks(place), 6, rng.randint(0, 2))
                 stack.callback(ahead.close)
                 ranks.append((ahead, batches.micro_batches))
             since: list[list[Taken]] = []
@@ -192,7 +194,6 @@ def _by_number(of_ranks: list[list[Taken]]) -> list[Taken]:
 def _undisturbed(feed: Callable[[int, int], Any], count: int) -> list[list[Taken]]:
     """The first steps of one rank that nothing happens to."""
     batches = feed(0, 1)
-    batches.seek(0)
     made: Iterator[Any] = (make() for _, make in batches.tasks())
     return [[next(made) for _ in range(batches.micro_batches)] for _ in range(count)]
 

@@ -24,11 +24,13 @@ from base.progress import Silent
 from data.store import manifest, tokens
 from data.store.build import BuildPlan, Part, build_columns
 from data.store.columns import Column
-from data.store.instances import InstanceStore, build_instances
-from data.store.tokens import TokenStore, build_store, cached_store
+from data.store.instances import InstanceStore
+from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.formats.samples import ragged, save_npz
+from tests.data.instance_files import build_instances
+from tests.data.token_stores import build_store
 from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
 from training import checkpoint
 

@@ -12,7 +12,7 @@ from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from bert.model import HEADS
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.base import Figures, Floors, Panel, Task
 from training.inputs import check_inputs
 from training.options import parse_options, run_config

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.configuration import BertConfig, named_config
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.loss import SUMS
 from tests.training.tiny import (
     TASK,

@@ -23,7 +23,8 @@ from bert.model import build_model, initialize, trainable  # noqa: E402
 from comm.base import Communicator, DelegatingCommunicator  # noqa: E402
 from comm.horovod import HorovodCommunicator  # noqa: E402
 from comm.local import LocalCommunicator  # noqa: E402
-from data.pretraining.batches import Batch, dummy_batch  # noqa: E402
+from data.pretraining.batches import dummy_batch  # noqa: E402
+from data.pretraining.sources import Batch  # noqa: E402
 from data.sharing import Share  # noqa: E402
 from tasks.pretraining.loss import PretrainingLoss  # noqa: E402
 from tasks.pretraining.task import Pretraining  # noqa: E402

@@ -14,10 +14,10 @@ import pytest
 
 from base.errors import InputError
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
-from data.store.tokens import build_store
+from data.pretraining.sources import Batch
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
+from tests.data.token_stores import build_store
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
 from training.plan import make_plan

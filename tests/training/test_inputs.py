@@ -15,10 +15,10 @@ from base.errors import InputError
 from bert.configuration import BertConfig
 from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
 from bert.weights.params_file import write_params
-from data.store.instances import build_instances
-from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
+from tests.data.instance_files import build_instances
+from tests.data.token_stores import build_store
 from training import checkpoint
 from training.inputs import check_inputs
 from training.options import parse_options, run_config

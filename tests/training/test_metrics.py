@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.loss import SUMS
 from tests.training.tiny import TASK, joined, random_batch, tiny_network
 from training.evaluation import evaluate, forward

@@ -262,7 +262,7 @@ def test_masks_of_stage_2_are_its_own(corpus, tmp_path):
         feed = PretrainingBatches(
             opened.source, part.inputs.config.batching, data_seed(5, part.config.start.stage), Share.of(0, 1)
         )
-        batches.append(next(iter(feed)))
+        batches.append(next(feed.tasks())[1]())
     assert data_seed(5, 1) == data_seed(5, None) == 5
     assert not np.array_equal(batches[0].input_ids, batches[1].input_ids)
 

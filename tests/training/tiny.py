@@ -11,7 +11,7 @@ from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import choose_operators
 from comm.local import LocalCommunicator
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
 from tasks.pretraining.task import Pretraining

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Iterator, Mapping, MutableMapping, NamedTuple, Sequence
 
-from data.pretraining.batches import Batch
+from data.pretraining.sources import Batch
 from training.profiling.trace import BEGINS, END, ENDS, STEP, from_mxnet, read_json, write_trace
 
 FIRST, LAST = 10, 14  # steps of the run: past the first ones, which plan memory

@@ -1,16 +1,14 @@
-"""Metrics against frozen values of scikit-learn 1.9.1 and SciPy 1.17.1, and against direct definitions."""
+"""Metrics against frozen values of scikit-learn 1.9.1 and SciPy 1.17.1."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from data.classification.glue import TASKS
-from data.classification.metrics import average_ranks, f1, headline, macro_f1, own_metrics, scores
+from data.classification.metrics import f1, headline, macro_f1, own_metrics, scores
 
 # Predictions and labels (a digit each), accuracy_score, f1_score (None with more than two classes), the same
 # with average="macro", matthews_corrcoef.
@@ -59,53 +57,6 @@ NUMBERS = [
 ]
 
 
-def direct_classes(predictions, labels):
-    """Accuracy, macro F1 and Matthews' coefficient from their definitions, by counting pairs."""
-    count = len(labels)
-    pairs = Counter(zip(predictions, labels))
-    classes = sorted(set(predictions) | set(labels))
-    f1s = []
-    for each in classes:
-        given = sum(number for pair, number in pairs.items() if pair[0] == each)
-        true = sum(number for pair, number in pairs.items() if pair[1] == each)
-        precision = Fraction(pairs[each, each], given) if given else Fraction(0)
-        recall = Fraction(pairs[each, each], true) if true else Fraction(0)
-        both = precision + recall
-        f1s.append(2 * precision * recall / both if both else Fraction(0))
-
-    def covariance(first, second):
-        """Over all classes' indicator variables (Gorodkin 2004, equation 8)."""
-        total = Fraction(0)
-        for each in classes:
-            one = [int(value == each) for value in first]
-            other = [int(value == each) for value in second]
-            means = Fraction(sum(one), count), Fraction(sum(other), count)
-            total += sum((x - means[0]) * (y - means[1]) for x, y in zip(one, other))
-        return total
-
-    variances = covariance(predictions, predictions) * covariance(labels, labels)
-    mcc = float(covariance(predictions, labels)) / math.sqrt(variances) if variances else 0.0
-    hits = sum(number for pair, number in pairs.items() if pair[0] == pair[1])
-    return hits / count, float(sum(f1s) / len(f1s)), mcc
-
-
-def direct_pearson(first, second):
-    count = len(first)
-    first, second = ([Fraction(value) for value in values] for values in (first, second))
-    means = sum(first) / count, sum(second) / count
-    covariance = sum((x - means[0]) * (y - means[1]) for x, y in zip(first, second))
-    variances = sum((x - means[0]) ** 2 for x in first) * sum((y - means[1]) ** 2 for y in second)
-    return float(covariance) / math.sqrt(variances) if variances else None
-
-
-def direct_ranks(values):
-    """1 more than the number of smaller values, and half of the number of others that are equal."""
-    return [
-        1 + sum(other < value for other in values) + Fraction(sum(other == value for other in values) - 1, 2)
-        for value in values
-    ]
-
-
 @pytest.mark.parametrize("case", CLASSES, ids=range(len(CLASSES)))
 def test_classes_as_scikit_learn(case):
     predictions, labels = ([int(digit) for digit in digits] for digits in case[:2])
@@ -123,22 +74,6 @@ def test_numbers_as_scipy(case):
     found = scores(("pearson", "spearman", "mse"), predictions, labels)
     for value, wanted in zip(found.values(), expected):
         assert value is None if wanted is None else value == pytest.approx(wanted, rel=1e-12)
-
-
-def test_random_cases_as_defined():
-    generator = np.random.default_rng(1)
-    for _ in range(60):
-        count, classes = generator.integers(2, 40), generator.integers(1, 5)
-        first, second = generator.integers(0, classes, (2, count)).tolist()
-        found = scores(("accuracy", "macro_f1", "mcc"), first, second)
-        assert list(found.values()) == pytest.approx(direct_classes(first, second), abs=1e-12)
-        # Quarters: exact in binary, with many ties.
-        x = (generator.integers(0, 12, count) / 4).tolist()
-        y = (np.array(x) + generator.integers(0, 12, count) / 4).tolist()
-        assert average_ranks(np.array(x)).tolist() == [float(rank) for rank in direct_ranks(x)]
-        for name, values in (("pearson", (x, y)), ("spearman", (direct_ranks(x), direct_ranks(y)))):
-            wanted, value = direct_pearson(*values), scores((name,), x, y)[name]
-            assert value is None if wanted is None else value == pytest.approx(wanted, abs=1e-12)
 
 
 def test_f1_is_of_the_class_1_and_macro_of_all_that_occur():

@@ -166,13 +166,12 @@ def test_batches_go_on_from_a_position():
         return tuple(examples.tolist()), padded
 
     batches = OrderedBatches(order(1, 2, accumulate=2), collate)
-    taken = [(batches.position, batch) for batch, _ in zip(batches, range(9))]
+    taken = [(position, make()) for (position, make), _ in zip(batches.tasks(), range(9))]
     assert [position for position, _ in taken] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
-    again = OrderedBatches(order(1, 2, accumulate=2), collate)
-    again.seek(3)
-    assert [make() for (_, make), _ in zip(again.tasks(), range(3))] == [batch for _, batch in taken[6:]]
+    again = OrderedBatches(order(1, 2, accumulate=2), collate).tasks(3)
+    assert [make() for (_, make), _ in zip(again, range(3))] == [batch for _, batch in taken[6:]]
     with pytest.raises(ValueError):
-        again.seek(-1)
+        next(batches.tasks(-1))
 
 
 def test_places_of_rows():

@@ -121,7 +121,7 @@ def test_hdf5_claimed_rows_without_any_bytes_behind_them(tmp_path):
 
 def test_hdf5_one_damaged_chunk_costs_its_rows(tmp_path):
     path = tmp_path / "x"
-    write_instances(str(path), "hdf5", [arrays(ragged(3000))])
+    write_instances(str(path), "hdf5", arrays(ragged(3000)))
     with h5py.File(path) as file:
         info = file["input_ids"].id.get_chunk_info(1)
         assert info.chunk_offset == (1024, 0)

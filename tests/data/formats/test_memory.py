@@ -11,12 +11,12 @@ import pytest
 from data.formats.write import FORMATS
 from tests.processes import LIMIT, ROOT
 
-# Writes N blocks of 512 instances of 512 tokens (all the same 512, so that making them takes no time).
+# Writes N times 512 instances of 512 tokens (all the same 512, so that making them takes no time).
 WRITE = """
 import resource, sys
 import numpy as np
 from data.formats.write import write_instances
-from data.formats.records import PretrainingArrays
+from data.formats.records import Gathered, PretrainingArrays
 path, format, blocks = sys.argv[1], sys.argv[2], int(sys.argv[3])
 generator = np.random.default_rng(0)
 ids = generator.integers(1, 30000, (512, 512)).astype(np.uint16)
@@ -24,7 +24,11 @@ positions = np.tile(np.arange(1, 77, dtype=np.uint16), (512, 1))
 weights, labels = np.ones((512, 76), np.float32), np.zeros(512, np.uint8)
 segments, lengths = np.ones((512, 512), np.uint8), np.full(512, 512, np.int32)
 block = PretrainingArrays(ids, segments, positions, ids[:, :76], weights, labels, lengths)
-assert write_instances(path, format, (block for _ in range(blocks)), compress=False) == 512 * blocks
+gathered = [
+    Gathered((512 * blocks, *one.shape[1:]), lambda first, stop, one=one: one[np.arange(first, stop) % 512])
+    for one in block
+]
+assert write_instances(path, format, PretrainingArrays(*gathered), compress=False) == 512 * blocks
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
 """
 READ = """

@@ -17,7 +17,7 @@ def decode(records, format="tfrecord"):
 
 
 def rows_by_protobuf(records, name):
-    message_type = record_files.example_type()
+    message_type = record_files.message_type(is_example=True)
     for record in records:
         feature = message_type.FromString(record).features.feature[name]
         yield list(getattr(feature, KINDS[name]).value)

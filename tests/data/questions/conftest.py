@@ -6,7 +6,8 @@ import string
 
 import pytest
 
-from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary, vocabulary_from_tokens
 
 WORDS = [
@@ -26,18 +27,7 @@ def letters() -> Vocabulary:
 
 
 @pytest.fixture(scope="session")
-def sentencepiece_settings(embedded, tmp_path_factory) -> dict[bool, TokenizerSettings]:
+def sentencepiece_settings(sp_model) -> dict[bool, TokenizerSettings]:
     """By `cased`: SentencePiece on the embedded corpus."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    prefix = tmp_path_factory.mktemp("sp") / "model"
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(embedded / "corpus" / "train-0.txt"),
-        model_prefix=str(prefix),
-        vocab_size=800,
-        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        pad_id=3,
-        minloglevel=2,
-    )
-    path = f"{prefix}.model"
-    vocab = load_sentencepiece(path)
-    return {cased: TokenizerSettings(vocab, path, cased) for cased in (False, True)}
+    vocab = load_sentencepiece(sp_model)
+    return {cased: TokenizerSettings(vocab, sp_model, cased) for cased in (False, True)}

@@ -16,6 +16,7 @@ from data.questions.squad_files import TRAIN, Questions, read_questions
 from data.questions.windows import WindowSettings, collate, make_windows, max_context
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.questions.squad import REASON, SHARED, about, question, squad, written
+from tests.data.streams import Stream
 
 
 def made(contexts: list[str], asked: list[tuple[int, str, int, int]]) -> Questions:
@@ -192,7 +193,7 @@ def test_types_and_batches_by_length(letters, tmp_path):
     questions = read_questions(written(tmp_path / "x.json", content), "--train_file", TRAIN)
     windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(), training=True)
     order = TrainingOrder(windows.lengths, 4, 0, 0, 1)
-    batch = next(iter(OrderedBatches(order, partial(collate, windows))))
+    batch = next(Stream(OrderedBatches(order, partial(collate, windows))))
     assert batch.input_ids.shape == batch.segment_ids.shape and len(batch.examples) == 4
     assert [each.dtype.name for each in batch] == ["int32"] * 5 + ["int64"]
     evaluated = [collate(windows, *rows) for rows in EvaluationOrder(windows.lengths, 4, 0, 1).batches()]
