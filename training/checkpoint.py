@@ -45,6 +45,7 @@ _MOST_SEED = 1 << 64
 _MOST_POSITION = 1 << 52  # a million epochs: an epoch's number stands above 32 bits (PretrainingBatches)
 _MOST_SECONDS = 1e12
 _HEXADECIMAL = set("0123456789abcdef")
+_NUMBERED = re.compile(r"(\d{7,})" + re.escape(PARAMS))
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
 _TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json|\.aside)\.tmp-[-0-9a-f]+")
@@ -251,6 +252,12 @@ def manifest_name(step: int) -> str:
 def params_path(ckpt_dir: str, step: int) -> str:
     """The parameters' file of a checkpoint."""
     return _path(ckpt_dir, step, PARAMS)
+
+
+def step_of(path: str) -> int | None:
+    """The step of a checkpoint whose parameters' file this is, by its name; None for another file."""
+    match = _NUMBERED.fullmatch(os.path.basename(path))
+    return int(match[1]) if match else None
 
 
 def block_arrays(block: Any) -> dict[str, Any]:
