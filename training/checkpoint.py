@@ -91,7 +91,7 @@ def save(
     valid, and this step's too unless its content changes: three files cannot be exchanged at once.
 
     Args:
-        parameters: MXNet or NumPy arrays by structural name (`block_arrays`), copied one at a time.
+        parameters: MXNet or NumPy arrays by structural name, copied one at a time.
         states: arrays by name (`Optimizer.state_views`).
         facts: JSON values for the manifest: model, vocabulary size and hash, world size, options, scaler,
             seed, data position. The names of the manifest's own entries (format, step, files, ...) are taken.
@@ -258,11 +258,6 @@ def step_of(path: str) -> int | None:
     """The step of a checkpoint whose parameters' file this is, by its name; None for another file."""
     match = _NUMBERED.fullmatch(os.path.basename(path))
     return int(match[1]) if match else None
-
-
-def block_arrays(block: Any) -> dict[str, Any]:
-    """A Gluon block's live arrays under the names that Block.save_parameters gives them."""
-    return {name: parameter.data() for name, parameter in block._collect_params_with_prefix().items()}
 
 
 def library_versions() -> dict[str, str]:

@@ -22,13 +22,13 @@ from tests.training.tiny import (
     MODEL,
     TASK,
     VOCAB_SIZE,
+    block_arrays,
     make_step,
     random_batch,
     same_bits,
     tiny_network,
     weights,
 )
-from training.checkpoint import block_arrays
 from training.exchange import broadcast_json
 from training.inputs import DATA_OPTIONS, DataFiles, Inputs
 from training.model import Model
