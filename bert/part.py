@@ -36,10 +36,6 @@ class ModelPart:
     def last(self) -> bool:
         return self.end == self.config.layers
 
-    @property
-    def whole(self) -> bool:
-        return self.first and self.last
-
     def holds(self, name: str) -> bool:
         """Whether the parameter of this structural name is on the part."""
         layer = layer_of(name)

@@ -167,11 +167,6 @@ class TrainStep:
             total += sums
         return total
 
-    def weights_changed(self) -> None:
-        """To be called after the first step where anything but this step has changed weights: the network's
-        packed copies of them, which the update otherwise keeps, are then made anew."""
-        self._packed = False
-
     def _pack_weights(self) -> None:
         if not self._packed:
             self._network.pack_weights()
