@@ -40,14 +40,13 @@ from data.questions.squad_files import (
 from data.questions.windows import WindowSettings, make_windows
 from tasks.base import Task
 from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWindows
-from training.checkpoint import PARAMS
+from training.checkpoint import step_of
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters
 from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
-from training.start.directory import newest_manifest
-from training.start.weights import NUMBERED
+from training.start.decision import newest_manifest
 
 _LISTED = 5  # ids in a message
 DATA_OPTIONS = (
@@ -179,8 +178,8 @@ def _take_seed(options: argparse.Namespace, found: Found) -> list[str]:
     """
     place, step = options.ckpt_dir, 0
     if options.only_predict:
-        place, name = os.path.split(found.weights.source)  # type: ignore[union-attr]
-        step = int(name[: -len(PARAMS)]) if NUMBERED.fullmatch(name) else -1
+        source = found.weights.source  # type: ignore[union-attr]
+        place, step = os.path.dirname(source), step_of(source) or -1
     elif not options.resume:
         return []
     manifest = newest_manifest(place or ".", step)

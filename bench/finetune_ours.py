@@ -39,7 +39,7 @@ class Ours:
     def __init__(self, pairs: bool, weights: Weights, settings: Settings, dtype: str):
         device = mx.cpu()
         try:
-            self.operators = choose_operators("auto", dtype, device, weights.config)
+            self.operators = choose_operators("auto", dtype, device)
         except InputError as reason:
             raise Unsupported(str(reason)) from None
         self._weights, self._settings = weights, settings

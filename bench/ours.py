@@ -48,7 +48,7 @@ def pretraining_step(
     """
     task = Pretraining()
     try:
-        operators = choose_operators(kind.operators, kind.dtype, kind.device, config)
+        operators = choose_operators(kind.operators, kind.dtype, kind.device)
     except InputError as reason:
         raise Unsupported(str(reason)) from None
     bert = build_model(config, VOCABULARY, kind.dropout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 from base.errors import InputError
 from base.json_files import read_json_object
@@ -127,13 +127,14 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
     elif not gelu_open:
         config = replace(config, activation=_FORMS.get(hidden_act, "erf"))
     known = {*_SIZES, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
+    rate = (source, "from 0 to below 1", lambda each: 0 <= each < 1)
     return ConfigFile(
         config=config,
         vocab_size=None if content.get("vocab_size") is None else _size(content, "vocab_size", source),
         unknown_keys=tuple(key for key in content if key not in known),
-        dropout=_rate(content, "hidden_dropout_prob", source),
-        attention_dropout=_rate(content, "attention_probs_dropout_prob", source),
-        initial_stdev=_stdev(content, source),
+        dropout=_number(content, "hidden_dropout_prob", *rate),
+        attention_dropout=_number(content, "attention_probs_dropout_prob", *rate),
+        initial_stdev=_number(content, "initializer_range", source, "above 0", lambda each: 0 < each < 1e3),
         hidden_act=hidden_act,
         gelu_open=gelu_open,
     )
@@ -155,21 +156,14 @@ def _size(content: Mapping[str, Any], key: str, source: str) -> int:
     return value
 
 
-def _rate(content: Mapping[str, Any], key: str, source: str) -> float | None:
+def _number(
+    content: Mapping[str, Any], key: str, source: str, wanted: str, fits: Callable[[float], bool]
+) -> float | None:
     value = content.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise InputError(f"{source}: {key} is {_shown(value)}, not a number from 0 to below 1")
-    return float(value)
-
-
-def _stdev(content: Mapping[str, Any], source: str) -> float | None:
-    value = content.get("initializer_range")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e3:
-        raise InputError(f"{source}: initializer_range is {_shown(value)}, not a number above 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
+        raise InputError(f"{source}: {key} is {_shown(value)}, not a number {wanted}")
     return float(value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Collection, Iterator
 
@@ -12,9 +11,11 @@ from gluonnlp.model.bert import BERTModel
 from bert.configuration import BertConfig
 from bert.model import HEADS, build_model, each_once
 from bert.weights.bare_params import expected_shapes
-from bert.weights.names import DECODER, EMBEDDING
+from bert.weights.names import DECODER, EMBEDDING, layer_of
 
-_LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
+# Parameters whose shapes GluonNLP leaves to the first batch, in the order of the forward pass.
+_LATE = ("proj.weight", "ffn.ffn_1.weight", "ffn.ffn_2.weight")  # of a layer
+_LATE_HEADS = ("pooler.weight", "classifier.weight", "decoder.0.weight")
 _EMBEDDINGS = ("word_embed.", "token_type_embed.", "encoder.position_weight", "encoder.layer_norm.")
 
 
@@ -35,15 +36,11 @@ class ModelPart:
     def last(self) -> bool:
         return self.end == self.config.layers
 
-    @property
-    def whole(self) -> bool:
-        return self.first and self.last
-
     def holds(self, name: str) -> bool:
         """Whether the parameter of this structural name is on the part."""
-        layer = _LAYER.match(name)
-        if layer:
-            return self.begin <= int(layer[1]) < self.end
+        layer = layer_of(name)
+        if layer is not None:
+            return self.begin <= layer < self.end
         if self.config.tied and name in (EMBEDDING, DECODER):
             return self.first or self.last
         return self.first if name.startswith(_EMBEDDINGS) else self.last
@@ -101,27 +98,12 @@ def initial_arrays(
     named = each_once(bert._collect_params_with_prefix())
     names = {parameter.name: name for name, parameter in named.items()}
     ordered = [names[each] for each in bert.collect_params()]
-    late = [name for name in ordered if _is_late(name)]
-    late.sort(key=_forward)
-    for name in [*(name for name in ordered if not _is_late(name)), *late]:
+    cells = [f"encoder.transformer_cells.{layer}." for layer in range(len(bert.encoder.transformer_cells))]
+    late = [
+        name for name in (*(cell + end for cell in cells for end in _LATE), *_LATE_HEADS) if name in ordered
+    ]
+    for name in [*(name for name in ordered if name not in late), *late]:
         original = named[name]
         drawn = mx.gluon.Parameter(original.name, shape=original.shape, init=original.init)
         drawn.initialize(ctx=device, default_init=mx.init.Normal(stdev))
         yield name, drawn.data()
-
-
-_LATE = ("proj.weight", "ffn.ffn_1.weight", "ffn.ffn_2.weight")
-_LATE_HEADS = ("pooler.weight", "classifier.weight", "decoder.0.weight")
-
-
-def _is_late(name: str) -> bool:
-    layer = _LAYER.match(name)
-    return name[layer.end() :] in _LATE if layer else name in _LATE_HEADS
-
-
-def _forward(name: str) -> tuple[int, int]:
-    """The place of a late parameter in the forward pass."""
-    layer = _LAYER.match(name)
-    if layer:
-        return int(layer[1]), _LATE.index(name[layer.end() :])
-    return 1 << 30, _LATE_HEADS.index(name)

@@ -152,7 +152,7 @@ class Runner:
             return
         ranks = self.placed(case)
         part = ranks.part
-        choose_operators(case.operators, case.dtype, mx.cpu(), part.config)
+        choose_operators(case.operators, case.dtype, mx.cpu())
         bert = build_part(part, VOCAB_SIZE, case.dropout)
         allocate(bert, part, mx.cpu(), "float32")
         network = TASK.stage(bert, part, case.dtype, case.dropout, case.operators)
@@ -183,7 +183,7 @@ class Runner:
     def alone(self, case: Case) -> None:
         """The reference, in this process alone; or, of a shared case, a rank's part of it."""
         config = case.model
-        choose_operators(case.operators, case.dtype, mx.cpu(), config)
+        choose_operators(case.operators, case.dtype, mx.cpu())
         bert = build_model(config, VOCAB_SIZE, case.dropout)
         initialize(bert, mx.cpu(), "float32", SEED, STDEV)
         network = TASK.network(bert, config, case.dtype, case.dropout, case.operators)

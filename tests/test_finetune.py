@@ -25,6 +25,7 @@ from tests.finetuned import classifier, squad, write_data
 from tests.processes import ROOT, run_command, start_ranks, until
 from training.checkpoint import list_steps, read_manifest
 from training.finetuning.several import prepare
+from training.profiling.trace import read_trace
 from training.results.record import read_result
 
 SQUAD, CLASSIFIER = ROOT / "finetune_squad.py", ROOT / "finetune_classifier.py"
@@ -155,6 +156,7 @@ class TestClassifier:
             "dropout": 0,
             "lr": "2e-3",
             "seed": 0,
+            "profile": folder / "trace.json",
         }
         words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
         with pytest.raises(InputError, match="--test_file.*has the content of"):
@@ -176,6 +178,7 @@ class TestClassifier:
         )
         assert result.scores["accuracy"] == np.mean([one == other for one, other in zip(predicted, labels)])
         assert {"pooler.weight", "label_classifier.weight"} <= set(parameters(labelled))
+        assert [step.name for step in read_trace(str(labelled / "trace.json")).steps][0] == "step 10"
 
     def test_only_inference_is_the_last_evaluation(self, data, labelled, tmp_path):
         """The examples to predict besides are not scored."""

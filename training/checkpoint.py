@@ -45,6 +45,7 @@ _MOST_SEED = 1 << 64
 _MOST_POSITION = 1 << 52  # a million epochs: an epoch's number stands above 32 bits (PretrainingBatches)
 _MOST_SECONDS = 1e12
 _HEXADECIMAL = set("0123456789abcdef")
+_NUMBERED = re.compile(r"(\d{7,})" + re.escape(PARAMS))
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
 _TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json|\.aside)\.tmp-[-0-9a-f]+")
@@ -90,7 +91,7 @@ def save(
     valid, and this step's too unless its content changes: three files cannot be exchanged at once.
 
     Args:
-        parameters: MXNet or NumPy arrays by structural name (`block_arrays`), copied one at a time.
+        parameters: MXNet or NumPy arrays by structural name, copied one at a time.
         states: arrays by name (`Optimizer.state_views`).
         facts: JSON values for the manifest: model, vocabulary size and hash, world size, options, scaler,
             seed, data position. The names of the manifest's own entries (format, step, files, ...) are taken.
@@ -253,9 +254,10 @@ def params_path(ckpt_dir: str, step: int) -> str:
     return _path(ckpt_dir, step, PARAMS)
 
 
-def block_arrays(block: Any) -> dict[str, Any]:
-    """A Gluon block's live arrays under the names that Block.save_parameters gives them."""
-    return {name: parameter.data() for name, parameter in block._collect_params_with_prefix().items()}
+def step_of(path: str) -> int | None:
+    """The step of a checkpoint whose parameters' file this is, by its name; None for another file."""
+    match = _NUMBERED.fullmatch(os.path.basename(path))
+    return int(match[1]) if match else None
 
 
 def library_versions() -> dict[str, str]:

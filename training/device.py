@@ -42,6 +42,6 @@ def choose_computing(config: ModelConfig, communicator: Communicator) -> Computi
     if config.dtype == "float16" and not on_gpu:
         raise InputError("--dtype float16: MXNet multiplies float16 matrices on GPUs only; use float32 here")
     dtype = config.dtype or ("float16" if on_gpu else "float32")
-    operators = choose_operators(config.operators, dtype, device, config.bert)
+    operators = choose_operators(config.operators, dtype, device)
     check_padding(config.padding, operators)
     return Computing(device, dtype, operators)

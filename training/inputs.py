@@ -82,9 +82,17 @@ class Inputs(RunInputs):
 
     def completed(self, config: RunConfig, communicator: Communicator) -> Inputs:
         """The inputs with the vocabulary of --dataset_name where text needs one. Every rank calls it."""
-        if self.vocabulary is None and self.reads_text:
-            return replace(self, vocabulary=_downloaded_vocabulary(config.model.dataset_name, communicator))
-        return self
+        if self.vocabulary is not None or not self.reads_text:
+            return self
+        from bert.weights.published import download_vocabulary  # MXNet is running by now
+
+        # One rank of each host downloads, the others then find it on disk.
+        if communicator.local_rank != 0:
+            communicator.barrier()
+        vocabulary = download_vocabulary(config.model.dataset_name)
+        if communicator.local_rank == 0:
+            communicator.barrier()
+        return replace(self, vocabulary=vocabulary)
 
     def contents(self, config: RunConfig) -> Mapping[str, str]:
         """The vocabulary, and the data by samples; the feeds have the fingerprints of all of it."""
@@ -169,7 +177,12 @@ def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
     checked = [(config, check_inputs(config)) for config in configs]
     if len(checked) == 2:
         (begun, first), (config, second) = checked
-        _check_files_of_both(config, second)
+        for flag, data in (("data", second.train), ("data_eval", second.evaluation)):
+            if data.kind == INSTANCES and not config.options[f"{flag}_2"]:
+                raise InputError(
+                    f"--stages both: --{flag} names files with masks, which are made for one length; name "
+                    f"stage 2's with --{flag}_2 (text and token stores serve both stages)"
+                )
         words = [
             (inputs.vocab_size, getattr(inputs.vocabulary, "sha256", None)) for inputs in (first, second)
         ]
@@ -178,26 +191,17 @@ def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
                 "--data and --data_2 have different vocabularies; both stages train one model, with one "
                 "vocabulary"
             )
-        checked[0] = (begun, replace(first, messages=_check_lengths(first, second)))
+        short, long = first.max_seq_length, second.max_seq_length
+        if long < short:
+            raise InputError(
+                f"--max_seq_length: stage 1 has sequences of {short} tokens and stage 2 of {long}, but the "
+                "second stage is there to learn longer positions; exchange them, or train the shorter ones "
+                "as a run of its own with --init_from"
+            )
+        if long == short:
+            said = f"both stages have sequences of {short} tokens; the paper's have 128, then 512 "
+            checked[0] = (begun, replace(first, messages=(f"{said}(--max_seq_length 128,512)",)))
     return [Part(config, inputs) for config, inputs in checked]
-
-
-def _check_lengths(first: Inputs, second: Inputs) -> tuple[str, ...]:
-    """A warning where both stages have sequences of one length. Raises InputError where stage 2's are the
-    shorter ones."""
-    lengths = first.max_seq_length, second.max_seq_length
-    if lengths[1] < lengths[0]:
-        raise InputError(
-            f"--max_seq_length: stage 1 has sequences of {lengths[0]} tokens and stage 2 of {lengths[1]}, "
-            "but the second stage is there to learn longer positions; exchange them, or train the shorter "
-            "ones as a run of its own with --init_from"
-        )
-    if lengths[1] > lengths[0]:
-        return ()
-    return (
-        f"both stages have sequences of {lengths[0]} tokens; the paper's have 128, then 512 "
-        "(--max_seq_length 128,512)",
-    )
 
 
 def check_inputs(config: RunConfig) -> Inputs:
@@ -237,16 +241,6 @@ def check_inputs(config: RunConfig) -> Inputs:
         evaluation=evaluation,
         config=filled,
     )
-
-
-def _check_files_of_both(config: RunConfig, inputs: Inputs) -> None:
-    """Files with masks are made for one length. Raises InputError where stage 2 has stage 1's."""
-    for flag, data in (("data", inputs.train), ("data_eval", inputs.evaluation)):
-        if data.kind == INSTANCES and not config.options[f"{flag}_2"]:
-            raise InputError(
-                f"--stages both: --{flag} names files with masks, which are made for one length; name stage "
-                f"2's with --{flag}_2 (text and token stores serve both stages)"
-            )
 
 
 def _embedding_rows(run: RunConfig, vocabulary: Vocabulary | None, reads_text: bool) -> int:
@@ -327,13 +321,3 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
     if communicator.local_rank == 0:
         communicator.barrier()
     return opened
-
-
-def _downloaded_vocabulary(dataset_name: str, communicator: Communicator) -> Vocabulary:
-    """One rank of each host downloads, the others then find it on disk."""
-    from bert.weights.published import download_vocabulary  # MXNet is running by now
-
-    if communicator.local_rank == 0:
-        vocabulary = download_vocabulary(dataset_name)
-    communicator.barrier()
-    return vocabulary if communicator.local_rank == 0 else download_vocabulary(dataset_name)

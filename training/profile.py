@@ -23,7 +23,6 @@ from base.files import replacing
 from base.tables import terminal
 from base.threads import set_threads
 from bert.configuration import BFLOAT16X3
-from data.options import MAX_POSITIONS
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import expand_options, parse_options, run_config
@@ -111,10 +110,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         with contextlib.suppress(TraceComplete), redirect_stdout(said), redirect_stderr(said):
             train(run_config(options), inputs, Pretraining(), LocalCommunicator())
             raise InputError(f"the run ended before step {warmup + steps}: give it a larger --num_steps")
-        trace = read_trace(path)
-    if not trace.facts.get("batches") and options.dummy_data_len:
-        trace.facts["batches"] = _dummy_batches(options, steps)
-    return trace
+        return read_trace(path)
 
 
 def report(traces: Sequence[Trace], out: str, peak: float | None) -> None:
@@ -214,17 +210,6 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
 def _check_folder(out: str) -> None:
     if not os.path.isdir(os.path.dirname(out) or "."):
         raise InputError(f"--out {out}: cannot be written: there is no folder {os.path.dirname(out)}")
-
-
-def _dummy_batches(options: argparse.Namespace, steps: int) -> list[list[tuple[int, int, int]]]:
-    """Batches that training.feed makes of --dummy_data_len."""
-    from training.plan import make_plan
-
-    length = min(options.dummy_data_len, MAX_POSITIONS)
-    rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
-    config = run_config(options)
-    predictions = make_plan(config.batch, config.optimization, 1, length).max_predictions_per_seq
-    return [[(rows, length, predictions)] * options.accumulate] * steps
 
 
 if __name__ == "__main__":

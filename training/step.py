@@ -13,7 +13,6 @@ import numpy as np
 
 from bert.arrays import on_device
 from bert.model import trained
-from bert.operators import knows_squares
 from comm.base import Communicator
 from tasks.base import Task
 from training.optimizer.accumulation import make_accumulation
@@ -87,7 +86,7 @@ class TrainStep:
         (self._device,) = parameters[0].list_ctx()
         # The gradients of one micro-batch of one process are those of the step.
         alone = communicator.size == 1 and settings.accumulate == 1
-        self._counts = alone and optimizer.native and hasattr(network, "count_squares") and knows_squares()
+        self._counts = alone and optimizer.native and hasattr(network, "count_squares")
         self._counts_right = False  # whether a step has shown it
         if self._counts:
             network.count_squares()
@@ -167,11 +166,6 @@ class TrainStep:
             self._accumulation.after_backward()
             total += sums
         return total
-
-    def weights_changed(self) -> None:
-        """To be called after the first step where anything but this step has changed weights: the network's
-        packed copies of them, which the update otherwise keeps, are then made anew."""
-        self._packed = False
 
     def _pack_weights(self) -> None:
         if not self._packed:

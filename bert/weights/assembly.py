@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Iterable, Mapping, Sequence
 
@@ -11,12 +10,11 @@ import numpy as np
 from base.errors import InputError
 from bert.configuration import LAYER_NORM_EPSILON, SIZES, BertConfig
 from bert.weights.bare_params import distinct_shapes
-from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, part_of
+from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, layer_of, part_of
 from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
 from bert.weights.tensors import Tensor, Weights, shown, transposed
 
 UNITS_PER_HEAD = 64  # of every BERT that Google has published
-_CELL = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 _FIRST_FFN = "encoder.transformer_cells.0.ffn.ffn_1.weight"
 
 
@@ -183,7 +181,7 @@ def _sizes(
     source: str, named: Named, tensors: Mapping[str, Tensor], given: BertConfig | None
 ) -> tuple[BertConfig, list[str]]:
     """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
-    cells = {int(match[1]) for match in map(_CELL.match, tensors) if match}
+    cells = {layer for layer in map(layer_of, tensors) if layer is not None}
     for name, axes in ((EMBEDDING, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
         if name not in tensors:
             if not any(each in tensors for each in (EMBEDDING, "encoder.position_weight", _FIRST_FFN)):

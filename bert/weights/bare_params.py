@@ -98,15 +98,9 @@ def check_index(
             )
 
 
-def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool = True) -> None:
-    """Reads all numbers of a file, at most two arrays at a time.
-
-    Raises:
-        InputError: one is not finite as float32, the decoder is `tied` and its weight is not the word
-            embedding, or the file cannot be read.
-    """
-    one_array: dict[str, np.ndarray] = {}
-    for name, tensor in arrays.items():
+def check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
+    """Reads all numbers, one tensor at a time. Raises InputError for one that is not finite as float32."""
+    for name, tensor in tensors.items():
         with np.errstate(over="ignore"):  # of float64
             array = tensor.read().astype(np.float32, copy=False)
         wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
@@ -115,14 +109,23 @@ def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool = True) -
                 f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; "
                 "name a file that was saved before training diverged"
             )
-        if tied and name in (EMBEDDING, DECODER):
-            one_array[name] = array
-    if len(one_array) == 2:
-        differing = int(np.count_nonzero(one_array[EMBEDDING] != one_array[DECODER]))
+
+
+def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool = True) -> None:
+    """Reads all numbers of a file, at most two arrays at a time.
+
+    Raises:
+        InputError: one is not finite as float32, the decoder is `tied` and its weight is not the word
+            embedding, or the file cannot be read.
+    """
+    check_finite(source, arrays)
+    if tied and EMBEDDING in arrays and DECODER in arrays:
+        one, other = (arrays[name].read().astype(np.float32, copy=False) for name in (EMBEDDING, DECODER))
+        differing = int(np.count_nonzero(one != other))
         if differing:
             raise InputError(
-                f"{source}: {DECODER} differs from {EMBEDDING} in {differing} of {one_array[DECODER].size} "
-                "numbers, but they are one array in this model; leave the one not wanted out of the file"
+                f"{source}: {DECODER} differs from {EMBEDDING} in {differing} of {other.size} numbers, but "
+                "they are one array in this model; leave the one not wanted out of the file"
             )
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import partial
 from typing import Any, Iterator, Mapping, Sequence
 
 import crc32c
@@ -134,7 +135,9 @@ def _tensors(path: str, prefix: str, data: bytes) -> dict[str, Tensor]:
             sizes[entry.shard_id] = _size(shard)
         if entry.offset + entry.size > sizes[entry.shard_id]:
             raise InputError(f"{shard} ends before {shown(name)}; copy the checkpoint once more")
-        tensors[name] = stored_tensor(shard, entry.offset, shape, dtype, _Checksum(shard, name, entry.crc32c))
+        tensors[name] = stored_tensor(
+            shard, entry.offset, shape, dtype, partial(_compare, shard, name, entry.crc32c)
+        )
     if header is None:
         raise Damaged("it has no header")
     return tensors
@@ -147,17 +150,10 @@ def _size(shard: str) -> int:
         raise InputError(f"cannot read {shard}, a part of the checkpoint: {error.strerror}") from error
 
 
-class _Checksum:
-    """Comparison of a tensor's elements with the checksum in its entry."""
-
-    def __init__(self, shard: str, name: str, expected: int):
-        self._shard, self._name, self._expected = shard, name, expected
-
-    def __call__(self, stored: np.ndarray) -> None:
-        if _crc_of(stored) != self._expected:
-            raise InputError(
-                f"{self._shard}: wrong checksum of {shown(self._name)}; copy the checkpoint once more"
-            )
+def _compare(shard: str, name: str, expected: int, stored: np.ndarray) -> None:
+    """Compares a tensor's elements with the checksum in its entry. Raises InputError."""
+    if _crc_of(stored) != expected:
+        raise InputError(f"{shard}: wrong checksum of {shown(name)}; copy the checkpoint once more")
 
 
 def _crc_of(array: np.ndarray) -> int:

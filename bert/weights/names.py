@@ -81,6 +81,12 @@ def names_of(structural: str) -> Names:
     )
 
 
+def layer_of(structural: str) -> int | None:
+    """The number of the layer that a weight belongs to; None for the embeddings and the heads."""
+    match = _IN_A_CELL.match(structural)
+    return int(match[1]) if match else None
+
+
 def part_of(structural: str) -> str | None:
     """The part that a model may lack to which a weight belongs, None for the encoder and its embeddings."""
     return next((part for head, part in _PARTS.items() if structural.startswith(head)), None)

@@ -137,15 +137,12 @@ def _stays(file_name: str) -> bool:
     return file_name.isprintable() and not {"/", "\\"} & set(file_name) and file_name not in ("", ".", "..")
 
 
-def write_safetensors(
-    target: str | IO[bytes], tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_safetensors(target: str | IO[bytes], tensors: Mapping[str, Any]) -> None:
     """Write a file that `safetensors` and `transformers` load, holding one tensor at a time.
 
     Args:
         target: a path, which gets its content whole or not at all, or an open file.
         tensors: Tensors, NumPy or MXNet arrays by name.
-        metadata: by default {"format": "pt"}, without which `transformers` does not load the file.
 
     Raises:
         ValueError: a dtype that the format does not have, or a tensor whose `read` returns another shape.
@@ -157,15 +154,15 @@ def write_safetensors(
         raise ValueError(f"{_METADATA} cannot be the name of a tensor")
     if isinstance(target, str):
         with replacing(target) as file:
-            _write(file, given, metadata)
+            _write(file, given)
     else:
-        _write(target, given, metadata)
+        _write(target, given)
 
 
-def _write(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> None:
+def _write(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
     # Wide elements first, so that all are aligned, as the library does.
     order = sorted(tensors, key=lambda name: -np.dtype(tensors[name].dtype).itemsize)
-    header: dict[str, Any] = {_METADATA: dict(metadata or {"format": "pt"})}
+    header: dict[str, Any] = {_METADATA: {"format": "pt"}}  # without it `transformers` does not load it
     end = 0
     for name in order:
         tensor = tensors[name]

@@ -8,7 +8,6 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import BertConfig
 from bert.fused import FusedBert, Layers, SameValues
-from bert.operators import knows_words
 from bert.part import ModelPart
 from bert.weights.names import DECODER, EMBEDDING
 
@@ -22,8 +21,7 @@ class FusedPretrainingLoss(FusedBert):
     its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
 
     Where it has all of BERT, the word embedding, if it is the decoder's weight, has one gradient from one
-    operator. Parts, and operators of a library built before that, leave it to MXNet to add two, to the same
-    bits.
+    operator. Parts leave it to MXNet to add two, to the same bits.
     """
 
     def __init__(
@@ -36,9 +34,7 @@ class FusedPretrainingLoss(FusedBert):
     ):
         products = ["decoder.0.weight"] if part is None or part.last else []
         super().__init__(bert, config, dtype, dropout, products, part)
-        # Built at the same time as bert_words, bert_unread passes the gradient of its first input on.
-        self._passes_gradients = knows_words()
-        self.one_word_gradient = part is None and config.tied and self._passes_gradients
+        self.one_word_gradient = part is None and config.tied
         if self.one_word_gradient:
             decoder = SameValues(f"{self.prefix}decoder_weight", self._reg_params[EMBEDDING])
             self.params.update({decoder.name: decoder})
@@ -105,9 +101,7 @@ class FusedPretrainingLoss(FusedBert):
             F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), *of_decoder,
             deferred=len(of_decoder), dtype=layers.dtype,
         )  # fmt: skip
-        loss = F.sum(losses)
-        if self._passes_gradients:
-            loss = F.bert_unread(loss, *unread, outputs=len(unread))
+        loss = F.bert_unread(F.sum(losses), *unread, outputs=len(unread))
         return loss, F.sum(hits)
 
 

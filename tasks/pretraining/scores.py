@@ -81,7 +81,7 @@ class Predictor:
 
     def __init__(self, weights: Weights, operators: str, padding: str = KEEP):
         self._device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
-        chosen = choose_operators(operators, "float32", self._device, weights.config)
+        chosen = choose_operators(operators, "float32", self._device)
         check_padding(padding, chosen)
         bert = build_model(weights.config, weights.vocab_size, dropout=0.0)
         initialize(bert, self._device, "float32", seed=0)  # a head that the weights lack is never looked at

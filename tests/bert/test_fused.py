@@ -9,6 +9,7 @@ import pytest
 from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import load_operators
+from bert.part import ModelPart
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
@@ -34,7 +35,7 @@ def operators() -> None:
 
 
 def pair(
-    model: str = "bert_2_32_4", dtype: str = "float32", dropout: float = 0.0
+    model: str = "bert_2_32_4", dtype: str = "float32", dropout: float = 0.0, part: ModelPart | None = None
 ) -> tuple[FusedPretrainingLoss, PretrainingLoss]:
     """Both networks over one model, whose parameters are all away from their initial values."""
     bert = build_model(named_config(model), VOCAB_SIZE, dropout)
@@ -42,7 +43,7 @@ def pair(
     rng = np.random.default_rng(0)
     for parameter in trainable(bert).values():
         parameter.set_data(parameter.data() + mx.nd.array(rng.normal(0, 0.1, parameter.shape)))
-    fused = FusedPretrainingLoss(bert, named_config(model), dtype, dropout)
+    fused = FusedPretrainingLoss(bert, named_config(model), dtype, dropout, part)
     own = PretrainingLoss(bert, "float32")
     for network in (fused, own):
         network.hybridize(static_alloc=True, static_shape=True)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from gluonnlp.model.bert import BERTModel
 
-from base.errors import InputError
 from bert.configuration import BertConfig, named_config
 from bert.model import TanhGELU, build_model, initialize, trainable
 from bert.weights.bare_params import expected_shapes
 from bert.weights.params_file import write_params
-from training.checkpoint import block_arrays
+from tests.training.tiny import block_arrays
 
 
 def vocabulary(size: int) -> gluonnlp.vocab.BERTVocab:
@@ -174,8 +173,3 @@ def test_trainable_lists_every_parameter_once_and_the_tied_weight_as_the_embeddi
 def test_trainable_leaves_out_what_is_frozen(tiny):
     tiny.pooler.weight.grad_req = "null"
     assert "pooler.weight" not in trainable(tiny) and "pooler.bias" in trainable(tiny)
-
-
-def test_an_unknown_name_is_refused():
-    with pytest.raises(InputError, match="^--model roberta_12_768_12: "):
-        build_model(named_config("roberta_12_768_12"), 60)

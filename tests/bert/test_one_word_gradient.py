@@ -7,7 +7,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from bert.configuration import named_config
 from bert.operators import load_operators
+from bert.part import whole
 from bert.weights.names import EMBEDDING
 from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
@@ -30,14 +32,9 @@ def operators() -> None:
     assert load_operators(), "make setup builds the fused operators"
 
 
-def both(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, dropout: float = 0.1
-) -> tuple[FusedPretrainingLoss, FusedPretrainingLoss]:
-    """Two networks of the same parameters; the second one as with a library that has no bert_words."""
-    new = pair(MODEL, dtype, dropout)[0]
-    with monkeypatch.context() as patch:
-        patch.setattr("tasks.pretraining.fused.knows_words", lambda: False)
-        old = pair(MODEL, dtype, dropout)[0]
+def both(dtype: str, dropout: float = 0.1) -> tuple[FusedPretrainingLoss, FusedPretrainingLoss]:
+    """Two networks of the same parameters; the second one as a part, which happens to be all."""
+    new, old = (pair(MODEL, dtype, dropout, part)[0] for part in (None, whole(named_config(MODEL))))
     assert new.one_word_gradient and not old.one_word_gradient
     return new, old
 
@@ -52,9 +49,9 @@ def batches() -> list[Batch]:
 
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16x3"])
-def test_same_bits_as_two_gradients_added(dtype: str, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_bits_as_two_gradients_added(dtype: str, packs: bool) -> None:
     found = []
-    for network in both(monkeypatch, dtype):
+    for network in both(dtype):
         if packs:
             network.remove_padding()
         network.bert.word_embed[0].weight.grad()[:] = np.nan  # nothing of it may be left
@@ -69,10 +66,10 @@ def test_same_bits_as_two_gradients_added(dtype: str, packs: bool, monkeypatch: 
         assert np.abs(expected[EMBEDDING]).max() > 0
 
 
-def test_not_hybridized_it_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_hybridized_it_has_the_same_bits() -> None:
     found = []
     for hybridized in (True, False):
-        network, _ = both(monkeypatch, "bfloat16")
+        network, _ = both("bfloat16")
         if not hybridized:
             network.hybridize(False)
         mx.random.seed(1)
@@ -81,20 +78,20 @@ def test_not_hybridized_it_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_steps_have_the_same_bits(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_have_the_same_bits(accumulate: int) -> None:
     """Weights after three steps of one or two micro-batches."""
     given, found = batches(), []
-    for network in both(monkeypatch, "bfloat16"):
+    for network in both("bfloat16"):
         step, _ = make_step(network, accumulate=accumulate, clip_norm=1.0)
         norms = [step(number, given[number : number + accumulate], lr=0.1).grad_norm for number in (1, 2, 3)]
         found.append((norms, weights(network)))
     assert found[0][0] == found[1][0] and same_bits(found[0][1], found[1][1])
 
 
-def test_two_forward_passes_before_their_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_forward_passes_before_their_backward_passes() -> None:
     """Each hands its own factors over."""
     first, second = batches()[:2]
-    network, _ = both(monkeypatch, "float32", dropout=0.0)
+    network, _ = both("float32", dropout=0.0)
     expected = []
     for batch in (first, second):
         losses(network, batch)
@@ -109,9 +106,9 @@ def test_two_forward_passes_before_their_backward_passes(monkeypatch: pytest.Mon
         assert same_bits(gradients(network), gradient)
 
 
-def test_gradients_do_not_depend_on_passes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_do_not_depend_on_passes_before() -> None:
     """Prediction, recorded or not, between two passes of training, and a batch of another shape."""
-    network, _ = both(monkeypatch, "bfloat16", dropout=0.0)
+    network, _ = both("bfloat16", dropout=0.0)
     batch, other = batches()[0], batches()[3]
     losses(network, batch)
     expected = gradients(network)
@@ -124,9 +121,9 @@ def test_gradients_do_not_depend_on_passes_before(monkeypatch: pytest.MonkeyPatc
     assert same_bits(gradients(network), expected)
 
 
-def test_memory_of_the_weights_is_read_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_weights_is_read_and_not_copied() -> None:
     """The decoder sees what an update has written."""
-    network, old = both(monkeypatch, "float32", dropout=0.0)
+    network, old = both("float32", dropout=0.0)
     batch = batches()[0]
     losses(network, batch)
     for each in (network, old):

@@ -28,7 +28,7 @@ def test_parts_hold_each_parameter_once_and_a_tied_word_embedding_at_both_ends(e
         assert sum(held) == (len({0, len(parts) - 1}) if tied else 1), name
         if tied:
             assert held[0] and held[-1]
-    assert whole(CONFIG).whole
+    assert whole(CONFIG).first and whole(CONFIG).last
 
 
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])

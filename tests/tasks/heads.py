@@ -24,7 +24,7 @@ def network_of(task: Any, operators: str, dtype: str = "float32", dropout: float
     operators, _, removes = operators.partition(" without ")
     bert = build_model(CONFIG, TOKENS, dropout, task.heads)
     initialize(bert, mx.cpu(), "float32", seed=0)
-    choose_operators(operators, dtype, mx.cpu(), CONFIG)  # loads them
+    choose_operators(operators, dtype, mx.cpu())  # loads them
     network = task.network(bert, CONFIG, dtype, dropout, operators)
     rng = np.random.default_rng(0)
     for parameter in trained(network).values():

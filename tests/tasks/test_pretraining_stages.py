@@ -22,7 +22,7 @@ ROUNDS = 2
 
 
 def networks(counts, operators, dtype, dropout, config=CONFIG):
-    choose_operators(operators, dtype, mx.cpu(), config)
+    choose_operators(operators, dtype, mx.cpu())
     bert = build_model(config, VOCAB_SIZE, dropout)
     initialize(bert, mx.cpu(), "float32", 7, stdev=0.2)
     whole = TASK.network(bert, config, dtype, dropout, operators)

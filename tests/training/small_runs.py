@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import pytest
 
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
-from training.inputs import check_parts
+from training.inputs import Part, check_parts
 from training.options import parse_options, stage_config, stage_options
+from training.stopping import StopRequest
 from training.train import train_stages
 
 SHAPE = {
@@ -42,11 +43,19 @@ def command(folder: Path, *words: Any) -> list[str]:
     return [*TINY, "--config_file", str(model), "--ckpt_dir", str(folder), *map(str, words)]
 
 
+def parts_of(words: Sequence[str]) -> list[Part]:
+    """The checked stages of a command line."""
+    return check_parts(map(stage_config, stage_options(parse_options(words, ""))))
+
+
+def train(words: Sequence[str], communicator: Any = None, stop: StopRequest | None = None) -> int:
+    """Trains as the scripts do, in this process; the exit code."""
+    return train_stages(parts_of(words), Pretraining(), communicator or LocalCommunicator(), stop)
+
+
 def trained(folder: Path, *words: Any, communicator: Any = None) -> int:
     """Runs the command; its exit code."""
-    options = parse_options(command(folder, *words), "")
-    parts = check_parts(map(stage_config, stage_options(options)))
-    return train_stages(parts, Pretraining(), communicator or LocalCommunicator())
+    return train(command(folder, *words), communicator)
 
 
 class Stopping(LocalCommunicator):

@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Mapping
 
-from comm.local import LocalCommunicator
-from tasks.pretraining.task import Pretraining
 from tests.processes import OF_TIME
-from training.inputs import Part, check_parts
-from training.options import parse_options, stage_config, stage_options
-from training.train import train_stages
+from tests.training import small_runs
+from training.inputs import Part
 
 MODEL = "bert_1_16_2"
 FIRST, SECOND = 4, 3  # steps of the stages
@@ -55,14 +52,12 @@ def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
 
 def parts_of(ckpt_dir: Path, text: Any, **changes: Any) -> list[Part]:
     """The checked stages of a run."""
-    options = parse_options(words(ckpt_dir, text, **changes), "description")
-    return check_parts(map(stage_config, stage_options(options)))
+    return small_runs.parts_of(words(ckpt_dir, text, **changes))
 
 
 def run(ckpt_dir: Path, text: Any, communicator: Any = None, **changes: Any) -> int:
     """Trains as the scripts do, in this process; returns the exit code."""
-    parts = parts_of(ckpt_dir, text, **changes)
-    return train_stages(parts, Pretraining(), communicator or LocalCommunicator())
+    return small_runs.train(words(ckpt_dir, text, **changes), communicator)
 
 
 def metrics_of(ckpt_dir: Path) -> list[dict[str, Any]]:

@@ -16,10 +16,9 @@ from data.fingerprint import fingerprint
 from data.opening import DataFiles
 from tests.faults import disagree
 from tests.processes import LIMIT, ROOT, start_command
+from tests.training.small_runs import parts_of
 from training.agreement import agree, describe
 from training.device import Computing
-from training.inputs import check_parts
-from training.options import parse_options, stage_config, stage_options
 
 
 class Together:
@@ -73,8 +72,7 @@ def files(corpus, tmp_path_factory):
 
 
 def described(words) -> dict[str, str]:
-    options = parse_options([str(word) for word in words], "")
-    return describe(check_parts(map(stage_config, stage_options(options))), 2)
+    return describe(parts_of([str(word) for word in words]), 2)
 
 
 def outcomes(*descriptions):

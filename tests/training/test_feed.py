@@ -129,20 +129,6 @@ def files(place: Path, pattern: str) -> dict[str, tuple[int, int]]:
 
 
 class TestText:
-    def test_batches_are_berts_sequences(self):
-        batches = take(Prepared("--data train.txt").training(), 20)
-        for batch in batches:
-            rows, length = batch.input_ids.shape
-            assert length <= 32 and batch.masked_positions.shape == (rows, round(0.15 * length))
-            assert (batch.input_ids[:, 0] == CLS).all()
-            inside = np.arange(length) < batch.valid_lengths[:, None]
-            assert (batch.input_ids[~inside] == PAD).all()
-            assert (batch.input_ids[np.arange(rows), batch.valid_lengths - 1] == SEP).all()
-            assert (batch.masked_weights.sum(1) >= 1).all()
-            assert (batch.masked_ids[batch.masked_weights > 0] >= len(WORDS) - 26).all()
-        assert MASK in np.concatenate([batch.input_ids.ravel() for batch in batches])
-        assert {int(label) for batch in batches for label in batch.next_sentence_labels} == {0, 1}
-
     def test_the_unigram_entropy_is_that_of_the_text(self):
         prepared = Prepared("--data train.txt")
         feed = prepared.training()
@@ -173,34 +159,6 @@ class TestText:
         ]
         assert not rows[0] & rows[1]
         assert rows[0] | rows[1] == rows[2], "the first 24 sequences of the same order"
-
-    def test_a_position_goes_on_where_it_was(self):
-        prepared = Prepared("--data train.txt")
-        feed = prepared.training()
-        feed.seek(0)
-        before = [next(feed) for _ in range(5)]
-        position = feed.position
-        after = [next(feed) for _ in range(30)]  # into later epochs
-        feed.close()
-        assert same(take(prepared.training(), 30, position), after)
-        assert same(take(prepared.training(), 5), before)
-        assert feed.position >> 32 >= 1
-
-    def test_workers_ahead_do_not_change_batches_or_position(self):
-        feeds = [Prepared(f"--data train.txt --num_data_workers {count}").training() for count in (0, 3)]
-        batches = [take(feed, 12) for feed in feeds]
-        assert same(*batches) and feeds[0].position == feeds[1].position
-
-    def test_the_seed_decides_order_and_masks(self):
-        prepared = Prepared("--data train.txt --num_buckets 1")
-        first, again, other = (take(prepared.training(seed=seed), 2) for seed in (1, 1, 2))
-        assert same(first, again)
-        assert first[0].input_ids.tobytes() != other[0].input_ids.tobytes()
-
-    def test_a_single_document_is_refused(self):
-        Path("one.txt").write_text("a b c\nd e f\n", encoding="utf-8")
-        with pytest.raises(InputError, match="single document"):
-            Prepared("--data one.txt").training()
 
     def test_bytes_that_are_not_utf8(self):
         Path("bad.txt").write_bytes(b"a b\nc d\n\ncaf\xe9 e\nf g\n")
@@ -274,13 +232,6 @@ class TestEvaluation:
 
     def test_without_files_there_is_none(self):
         assert Prepared("--data train.txt").evaluation() is None
-
-    def test_every_pass_is_the_same(self):
-        begin = Prepared(self.ARGUMENTS).evaluation()
-        assert begin.token_counts.sum() > 0
-        first = own(begin)
-        assert len(first) > 1 and same(first, own(begin))
-        assert {len(batch.input_ids) for batch in first[:-1]} == {4}
 
     def test_masks_do_not_depend_on_those_of_training(self):
         first = own(Prepared(self.ARGUMENTS).evaluation())

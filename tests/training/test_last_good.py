@@ -143,15 +143,6 @@ class TestLastGood:
         account.saved(4)
         assert "ckpt/0000002.params, which --resume takes" in account.sentence and account.unfit == 4
 
-    def test_a_resumed_run_has_to_show_that_its_checkpoint_works(self):
-        account = LastGood("ckpt", 6)
-        assert (
-            "--start_step 6" in account.sentence
-            and account.unfit == 6
-            and account.newest == "ckpt/0000006.params"
-        )
-        assert account.stepped() == 6 and "last good checkpoint is ckpt/0000006.params" in account.sentence
-
 
 def test_the_scale_is_searched_until_its_floor():
     scaler = DynamicScaler(initial=4.0)

@@ -13,10 +13,9 @@ import pytest
 from base.errors import InputError
 from bert.configuration import OPERATORS_LIBRARY
 from bert.weights.tensors import BFLOAT16
-from tests.training.small_runs import command, trained
+from tests.training.small_runs import command, parts_of, trained
 from training.estimate import estimate
-from training.inputs import check_parts
-from training.options import parse_options, stage_config, stage_options
+from training.options import parse_options
 
 if not os.path.exists(OPERATORS_LIBRARY):
     pytest.skip("the fused operators have not been built", allow_module_level=True)
@@ -88,8 +87,7 @@ def test_what_excludes_it_is_named(tmp_path: Path, other: tuple[str, str]) -> No
 
 def test_the_estimate_counts_it(tmp_path: Path) -> None:
     def of(*words: Any) -> Any:
-        options = parse_options(command(tmp_path / "run", *WORDS, *words), "")
-        (part,) = check_parts(map(stage_config, stage_options(options)))
+        (part,) = parts_of(command(tmp_path / "run", *WORDS, *words))
         return estimate(part, "local", {})
 
     full, low = of(), of(*LOW)

@@ -69,21 +69,6 @@ def test_they_stay_where_a_step_is_skipped():
     assert same(copies(network), fresh(network))
 
 
-def test_weights_that_others_have_changed():
-    """The step uses their copies when it knows, as a network that has had them from the beginning."""
-    sums = []
-    for late in (False, True):
-        network = network_of()
-        step, _ = make_step(network)
-        if late:
-            step(1, [BATCH], lr=1e-30)
-        weight = network.bert.encoder.transformer_cells[0].ffn.ffn_1.weight
-        weight.set_data(weight.data() + 0.5)
-        step.weights_changed()
-        sums.append(step(2, [BATCH], lr=1e-30).sums.asnumpy())
-    np.testing.assert_array_equal(*sums)
-
-
 def optimizer_of(network: Any, left_out: str = "-", native: bool = True) -> Optimizer:
     named = {name: each.data() for name, each in trainable(network.bert).items() if left_out not in name}
     return Optimizer("lamb", list(named), list(named.values()), native=native)

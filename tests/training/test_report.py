@@ -413,9 +413,6 @@ class TestSummary:
         )
         assert "held-out" not in said and "on the training text" in said
 
-    def test_no_text_no_floor(self, tmp_path):
-        assert "context" not in self.closing_lines(tmp_path, Floors(), training(10))
-
     def test_no_metrics_at_all(self, tmp_path):
         assert "0000100.params" in self.closing_lines(tmp_path, Floors(6.0))
 

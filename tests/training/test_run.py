@@ -22,13 +22,13 @@ from tests.training.tiny import (
     MODEL,
     TASK,
     VOCAB_SIZE,
+    block_arrays,
     make_step,
     random_batch,
     same_bits,
     tiny_network,
     weights,
 )
-from training.checkpoint import block_arrays
 from training.exchange import broadcast_json
 from training.inputs import DATA_OPTIONS, DataFiles, Inputs
 from training.model import Model
@@ -42,7 +42,7 @@ from training.run import Run as TrainingRun
 from training.saving import Saver
 from training.start.decision import decide
 from training.start.initial import Wanted
-from training.start.restoring import all_finite, restore_parameters
+from training.start.restoring import restore_parameters
 from training.start.start import (
     Start,
     changed_options,
@@ -365,11 +365,3 @@ def test_another_seed_or_optimizer_is_announced():
     (hours,) = changes("--budget_hours", "5")
     assert hours.startswith("--budget_hours 5: the checkpoint does not say")
     assert changes("--budget_hours", "5", start=Start(step=4, facts={"training_s": 9.0, "options": {}})) == []
-
-
-@pytest.mark.parametrize("place", [0, 250, 419])
-def test_one_infinite_parameter_among_many_is_found(place):
-    arrays = [mx.nd.ones((3,)) for _ in range(420)]  # BERT-large has about as many
-    assert all_finite(arrays)
-    arrays[place][1] = np.inf
-    assert not all_finite(arrays)

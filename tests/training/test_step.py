@@ -292,12 +292,6 @@ class TestSkipping:
         result = step(1, [good], lr=0.01)
         assert result.applied and not result.keep_going and optimizer.t == 1
 
-    def test_a_rank_that_wants_to_stop_says_so(self, good):
-        communicator = Disagreeing(True, True)
-        step, _ = make_step(tiny_network(), communicator=communicator)
-        assert not step(1, [good], lr=0.01, keep_going=False).keep_going
-        assert communicator.asked == [[True, False]]
-
 
 class TestDropout:
     def gradient(self, step_number: int, seed: int = 0, rank: int = 0, dropout: float = 0.1) -> dict:

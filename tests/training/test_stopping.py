@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from tests.processes import LIMIT, ROOT
+from tests.training.small_runs import handlers
 from training.stopping import Stopped, StopRequest, code_of
 
+__all__ = ["handlers"]  # a fixture for all tests of this module
 CODES = [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)]
 
 # A script whose main() has begun to write a file; READY says that the moment has come.
@@ -79,23 +81,15 @@ def ended_by(number, moment, folder) -> tuple:
         process.kill()
 
 
-@pytest.fixture
-def handlers():
-    before = {number: signal.getsignal(number) for number, _ in CODES}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 class TestStopRequest:
     @pytest.mark.parametrize(("number", "code"), CODES, ids=["TERM", "USR1", "INT"])
-    def test_steps_note_it(self, number, code, handlers):
+    def test_steps_note_it(self, number, code):
         stop = StopRequest()
         stop.listen()
         signal.raise_signal(number)
         assert stop.exit_code == code == code_of(number)
 
-    def test_what_was_noted_ends_the_next_start(self, handlers):
+    def test_what_was_noted_ends_the_next_start(self):
         stop = StopRequest()
         stop.listen()
         signal.raise_signal(signal.SIGTERM)
@@ -103,7 +97,7 @@ class TestStopRequest:
             stop.leave()
         assert raised.value.code == 143
 
-    def test_a_second_interrupt_interrupts(self, handlers):
+    def test_a_second_interrupt_interrupts(self):
         stop = StopRequest()
         stop.listen()
         signal.raise_signal(signal.SIGINT)

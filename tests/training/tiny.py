@@ -18,6 +18,7 @@ from tasks.pretraining.task import Pretraining
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import StaticScaler
 from training.optimizer.update_rule import Rule
+from training.start.restoring import live_arrays
 from training.step import StepSettings, TrainStep
 
 MODEL = "bert_2_32_4"
@@ -47,8 +48,13 @@ def tiny_network(
     for parameter in trainable(bert).values():
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
-    choose_operators(operators, dtype, device, config)  # loads them
+    choose_operators(operators, dtype, device)  # loads them
     return TASK.network(bert, config, dtype, dropout, operators)
+
+
+def block_arrays(block: mx.gluon.Block) -> dict[str, mx.nd.NDArray]:
+    """A block's live arrays under the names that Block.save_parameters gives them."""
+    return live_arrays(block._collect_params_with_prefix())
 
 
 def random_batch(

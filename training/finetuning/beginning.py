@@ -9,7 +9,7 @@ from base.command_line import path_name
 from base.errors import InputError
 from base.options import flag, option
 from bert.configuration import BertConfig
-from bert.weights.bare_params import expected_shapes
+from bert.weights.bare_params import check_finite, expected_shapes
 from bert.weights.names import POOLER, part_of
 from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
@@ -18,7 +18,7 @@ from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
-from training.start.initial import Initial, check_finite
+from training.start.initial import Initial
 
 INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 

@@ -17,7 +17,7 @@ from tasks.base import Collector, Task
 from training.config import RunConfig
 from training.feed import EvaluationFeed, Feed, FileFeed
 from training.finetuning.beginning import TaskParameters
-from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
+from training.optimizer.schedule import Schedule
 from training.plan import RunPlan
 from training.report import Reporter
 from training.run_inputs import RunInputs
@@ -96,19 +96,38 @@ class FinetuningInputs(RunInputs):
         return found
 
     def plan(self, config: RunConfig, world_size: int) -> RunPlan:
-        """As `make_finetuning_plan`. Raises InputError for fewer examples than a step has."""
-        epochs = None
+        """Epochs to steps, with linear warmup and decay, as Google's run_squad.py and run_classifier.py have
+        it: warmup has the share --warmup_ratio of the steps, rounded down, then the rate falls to its end at
+        the last step. Without --ckpt_interval there is a checkpoint, and an evaluation, after each epoch.
+
+        Raises InputError for fewer examples than a step has.
+        """
+        batch, given = replace(config.batch, processes=world_size), config.optimization
+        size = batch.batch_size * batch.micro_batches
+        product = f"{world_size} x {batch.batch_size} x {batch.accumulate}"
+        count, steps = 0, 1
         if self.training is not None:
-            batch = replace(config.batch, processes=world_size)
-            size, count = step_examples(batch, world_size), len(self.training.lengths)
+            count = len(self.training.lengths)
             order = self._order(replace(config, batch=batch), self.training, (0, 0, world_size))
-            epochs = Epochs(self.epochs, count, order.num_steps(self.epochs))
+            steps = order.num_steps(self.epochs)
             if count < size:
                 raise InputError(
-                    f"a step has {size} examples ({world_size} x {config.batch.batch_size} x "
-                    f"{config.batch.accumulate}), but there are {count} to train on; lower --batch_size"
+                    f"a step has {size} examples ({product}), but there are {count} to train on; lower "
+                    "--batch_size"
                 )
-        return make_finetuning_plan(config.batch, config.optimization, world_size, epochs)
+        assert given.lr is not None and given.warmup_ratio is not None, "both have defaults"
+        by_epochs = self.training is not None and not given.num_steps
+        num_steps = given.num_steps or steps
+        warmup_steps = int(given.warmup_ratio * num_steps)
+        schedule = Schedule(num_steps, given.lr, warmup_steps, given.end_lr)
+        summary = (
+            f"{size} examples a step ({product}), {count:,} an epoch; "
+            f"{f'{self.epochs:g} epochs' if by_epochs else '--training_steps'}: {num_steps} steps, "
+            f"{given.optimizer}, peak learning rate {given.lr:.5g}, {warmup_steps} warmup steps"
+        )
+        of_epoch = max(1, -(-count // size))
+        ratio = given.warmup_ratio
+        return RunPlan(num_steps, given.lr, ratio, warmup_steps, 0, schedule, summary, (), of_epoch)
 
     def open_training(
         self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
@@ -154,7 +173,7 @@ class FinetuningInputs(RunInputs):
         batch = config.batch
         accumulate = Share(rank, world_size, batch.micro_batches).most  # so that memory stays what it was
         grouping = Grouping(accumulate=accumulate, max_length=self.max_seq_length)
-        size = step_examples(batch, batch.processes)
+        size = batch.batch_size * batch.micro_batches
         return TrainingOrder(training.lengths, size, seed, rank, world_size, grouping)
 
 

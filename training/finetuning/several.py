@@ -22,6 +22,7 @@ from training.finetuning.options import Script, finetuning_config, parse
 from training.pretrained_options import pretrained_config
 from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
+from training.results.summary import members_tables, read_members
 from training.run_inputs import About, Part
 from training.start.decision import check_start
 from training.start.initial import Wanted
@@ -91,15 +92,19 @@ def fine_tune(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     whole = prepare(script, words)
-    plan = _plan_of(script, whole.part.config.options)
-    place = whole.part.config.checkpoint.ckpt_dir
+    config = whole.part.config
+    plan, place, resume = (
+        _plan_of(script, config.options),
+        config.checkpoint.ckpt_dir,
+        config.checkpoint.resume,
+    )
     if plan.members and launched_rank(os.environ) == 0:
-        check_plan(place, plan, whole.part.config.checkpoint.resume)
-    code = check_memory([whole.part], whole.backend, whole.part.config.report.estimate)
+        check_plan(place, plan, resume)
+    code = check_memory([whole.part], whole.backend, config.report.estimate)
     if code is not None:
         return code
     set_threads()  # before mxnet is imported below
-    if whole.part.config.report.profile:
+    if config.report.profile:
         separate_operators()
 
     from training.agreement import agree, describe
@@ -108,29 +113,32 @@ def fine_tune(
     from training.train import train_stages
 
     communicator = open_communicator(whole.backend, whole.communication)
-    seed = broadcast_json(whole.part.config.optimization.seed, communicator)
-    if whole.part.config.checkpoint.resume and whole.part.config.optimization.seed is None is not seed:
+    seed = broadcast_json(config.optimization.seed, communicator)
+    if resume and config.optimization.seed is None is not seed:
         whole = prepare(script, [*words, "--seed", str(seed)])  # of a checkpoint that only rank 0 sees
     if not plan.members:
         code = train_stages([whole.part], whole.task(), communicator)
         communicator.close()
         return code
     description = describe([whole.part], communicator.size)
-    resume = whole.part.config.checkpoint.resume
     del whole  # its examples, which each run has again
 
     def run(member: Member, folder: str, stop: Any) -> int:
         prepared = prepare(script, [*words, *member.words, "--ckpt_dir", folder])
         return train_stages([_alone(prepared.part)], prepared.task(), communicator, stop)
 
-    note = _say if communicator.rank == 0 else _keep_silent
+    def note(message: str) -> None:
+        if communicator.rank == 0:
+            print(message, flush=True)
+
     agree(description, communicator)
     with locked(place, communicator):
         if communicator.rank == 0:
             check_plan(place, plan, resume)  # once more: another launch may have ended there since
         code = run_members(plan, place, run, communicator, note)
-        if code == 0 and communicator.rank == 0:
-            _show(place)
+        if code == 0:
+            for table in members_tables(read_members(place)) if communicator.rank == 0 else ():
+                note(f"\n{terminal(table)}")
     communicator.close()
     return code
 
@@ -159,19 +167,3 @@ def _alone(part: Part) -> Part:
     config = part.config
     changed = replace(config, options={**config.options, **without}, given={**config.given, **without})
     return part._replace(config=changed)
-
-
-def _show(folder: str) -> None:
-    """Prints the scores of all members."""
-    from training.results.summary import members_tables, read_members
-
-    for table in members_tables(read_members(folder)):
-        print(f"\n{terminal(table)}", flush=True)
-
-
-def _say(message: str) -> None:
-    print(message, flush=True)
-
-
-def _keep_silent(message: str) -> None:
-    """Every rank but 0."""

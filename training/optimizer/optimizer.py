@@ -29,7 +29,6 @@ import mxnet as mx
 import numpy as np
 
 from base.errors import InputError
-from bert.operators import knows_packing_updates
 from training.optimizer import mxnet_update, native_update
 from training.optimizer.moments import BFLOAT, FLOAT32, MOMENT_DTYPES, Bfloat16Moment, MomentType, converted
 from training.optimizer.update_rule import Rule, Tensor
@@ -136,7 +135,7 @@ class Optimizer:
             dtype: "float32", "bfloat16" or "bfloat16x3", as for bert_pack.
 
         Returns:
-            whether it does so: False without the fused operators, with older ones, or where a copy has some
+            whether it does so: False without the fused operators, or where a copy has some
             weights of this optimizer and others.
 
         Raises:
@@ -144,7 +143,7 @@ class Optimizer:
         """
         numbers = {name: number for number, name in enumerate(self._names)}
         groups = {names: [numbers[name] for name in names if name in numbers] for names in copies}
-        if not isinstance(self._update, native_update.NativeUpdate) or not knows_packing_updates():
+        if not isinstance(self._update, native_update.NativeUpdate):
             return False
         if self._update.packs:
             raise ValueError("the copies of another network are packed by this optimizer's updates")

@@ -20,14 +20,12 @@ from gluonnlp.model.bert import BERTModel
 from base.errors import TrainingError
 from bert.model import each_once, network_parameters
 from bert.part import initial_arrays
-from bert.weights.bare_params import check_index
-from bert.weights.names import DECODER, EMBEDDING
-from bert.weights.params_file import read_index
+from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import STATES, Optimizer, T, check_state, content_of, parameter_of
 from training.pipeline.ranks import PARAMETERS, STATE, Ranks
-from training.start.restoring import as_dtype, fitted, live_arrays, not_finite
+from training.start.restoring import checkpoint_arrays, initial_array, live_arrays
 from training.start.start import Start
 from training.start_options import OPTIMIZER
 
@@ -50,7 +48,7 @@ def begin_stages(start: Start, network: Any, ranks: Ranks, seed: int, stdev: flo
         parameter = named[name]
         parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
 
-    _give_out(whole, source, take, ranks)
+    _give_out({name: (each.shape, each.dtype) for name, each in whole.items()}, source, take, ranks)
     ranks.group.broadcast(list(live_arrays(each_once(named)).values()))
 
 
@@ -85,22 +83,15 @@ def restore_stages(start: Start, network: Any, optimizer: Optimizer, ranks: Rank
             def take(name: str, array: np.ndarray) -> None:
                 own[name][:] = array
 
-            _give_out({name: _Shape(shapes[name]) for name in present}, source, take, ranks)
+            _give_out({name: (shapes[name], np.float32) for name in present}, source, take, ranks)
         if keeps:
             optimizer.t = t
             optimizer.set_from_masters()
     ranks.group.broadcast(list(optimizer.state_arrays().values()))
 
 
-class _Shape:
-    dtype = np.float32
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-
 def _give_out(
-    wanted: Mapping[str, Any],
+    wanted: Mapping[str, tuple[tuple[int, ...], Any]],
     source: Iterator[tuple[str, np.ndarray]],
     take: Callable[[str, np.ndarray], None],
     ranks: Ranks,
@@ -120,7 +111,7 @@ def _give_out(
             index = np.zeros(1, np.int64)
             world.receive(index, 0, PARAMETERS).wait()
             name = list(order)[int(index[0])]
-            room = np.empty(wanted[name].shape, np.dtype(wanted[name].dtype))
+            room = np.empty(*wanted[name])
             world.receive(room, 0, PARAMETERS).wait()
             take(name, room)
         return
@@ -143,32 +134,14 @@ def _arrays(
     """Every parameter of the whole model, in its dtype."""
     named = bert._collect_params_with_prefix()
     if start.checkpoint is not None and start.initial is None:
-        path = start.checkpoint.params_path
-        tensors = read_index(path)
-        tied = named[DECODER] is named[EMBEDDING]
-        check_index(path, tensors, {name: parameter.shape for name, parameter in named.items()}, tied)
-        for name, parameter in each_once(named).items():
-            stored = name if name in tensors or name != EMBEDDING else DECODER
-            array = as_dtype(tensors[stored].read(), parameter.dtype)
-            if start.checkpoint.manifest is None:
-                _check_finite(path, array)
-            yield name, array
+        yield from checkpoint_arrays(start.checkpoint, named)
         return
-    initial = start.initial
     for name, drawn in initial_arrays(bert, device, seed, stdev):
-        dtype = named[name].dtype
-        if initial is None or name not in initial.tensors:
-            yield name, as_dtype(drawn.asnumpy(), dtype)
-            continue
-        read = as_dtype(initial.tensors[name].read(), dtype)
-        array = as_dtype(fitted(read, drawn.shape[0], drawn), dtype)
-        _check_finite(f"--init_from {initial.source}", array)
-        yield name, array
-
-
-def _check_finite(source: str, array: np.ndarray) -> None:
-    if not np.isfinite(array).all():
-        raise not_finite(source, [array.dtype.name])
+        drawn = drawn.astype(named[name].dtype)
+        if start.initial is not None and name in start.initial.tensors:
+            yield name, initial_array(start.initial, name, drawn)
+        else:
+            yield name, drawn.asnumpy()
 
 
 class Elsewhere:

@@ -6,9 +6,8 @@ import atexit
 import contextlib
 import os
 import sys
-from typing import Any, Iterator, Mapping, MutableMapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from data.pretraining.sources import Batch
 from training.profiling.trace import BEGINS, END, ENDS, STEP, from_mxnet, read_json, write_trace
 
 FIRST, LAST = 10, 14  # steps of the run: past the first ones, which plan memory
@@ -32,7 +31,7 @@ class TracePlan(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-def separate_operators(environ: MutableMapping[str, str] = os.environ) -> None:
+def separate_operators() -> None:
     """Has MXNet run each operator of a graph by itself; to be called before mxnet is imported.
 
     By default MXNet hands up to 15 operators of a graph to its engine as one, and its profiler then sees one
@@ -42,10 +41,10 @@ def separate_operators(environ: MutableMapping[str, str] = os.environ) -> None:
     Raises:
         RuntimeError: mxnet has been imported.
     """
-    if environ is os.environ and "mxnet" in sys.modules:
+    if "mxnet" in sys.modules:
         raise RuntimeError("separate_operators must be called before mxnet is imported")
-    environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = "0"
-    environ["MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"] = "0"
+    os.environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = "0"
+    os.environ["MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"] = "0"
 
 
 class TraceOfSteps:
@@ -89,17 +88,17 @@ class TraceOfSteps:
             self._running = True
         self._mark(f"{STEP}{self._step}")
 
-    def after_step(self, batches: Sequence[Batch] = ()) -> None:
+    def after_step(self, batches: Sequence[Any]) -> None:
         """After the step has been queued.
 
-        `batches`: those of the step, of which the shapes are noted.
+        `batches`: those of the step, of which the shapes are noted where they are pretraining's.
 
         Raises:
             TraceComplete: after the last step of a TracePlan with `stop`.
         """
         if not self._running or self._plan is None:
             return
-        if batches:
+        if hasattr(batches[0], "masked_ids"):  # of other tasks breakdown.step_flops counts nothing
             self._batches.append([(*batch.input_ids.shape, batch.masked_ids.shape[1]) for batch in batches])
         if self._step == self._plan.last:
             self._finish()

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from base.command_line import shown
 from base.errors import InputError, NotFiniteError
@@ -68,17 +68,6 @@ class Plan:
         return [dict(each) for each in dict.fromkeys(tuple(each.setting.items()) for each in self.members)]
 
 
-class RunMember(Protocol):
-    """Opens, trains, evaluates and closes one member; every rank calls it.
-
-    It leaves a results.json in `folder`, which exists, and goes on with what it finds there. `stop` has the
-    signals (`train_stages` takes it). It returns the exit code: 0, or that of a signal. What it raises ends
-    the whole, but for NotFiniteError.
-    """
-
-    def __call__(self, member: Member, folder: str, stop: StopRequest) -> int: ...
-
-
 def seeds_of(text: str) -> int | tuple[int, ...]:
     """Reads --seeds: how many, or which ones."""
     parts = [part.strip() for part in text.split(",")]
@@ -111,6 +100,9 @@ def axis_of(text: str) -> tuple[str, tuple[str, ...]]:
     if len(set(parts)) < len(parts):
         raise argparse.ArgumentTypeError(f"{shown(text)} has a value twice")
     return name, tuple(parts)
+
+
+RunMember = Callable[[Member, str, "StopRequest"], int]
 
 
 @dataclass(frozen=True)
@@ -262,6 +254,10 @@ def run_members(
 
     Args:
         folder: of the whole; created where it is missing.
+        run: opens, trains, evaluates and closes a member on every rank, in its folder, which exists; it
+            leaves a results.json there, goes on with what it finds, and takes the signals as `train_stages`
+            does. It returns the exit code: 0, or that of a signal. What it raises ends the whole, but for
+            NotFiniteError.
         note: receiver of sentences for people, which does nothing on other ranks than 0.
 
     Returns:

@@ -16,7 +16,7 @@ from base import machine
 from base.errors import InputError
 from base.files import sha256_of
 from comm.base import Communicator
-from training.checkpoint import PARAMS, library_versions, list_steps, read_manifest
+from training.checkpoint import PARAMS, library_versions, list_steps, read_manifest, step_of
 from training.metrics import finite_or_none
 from training.report import read_metrics
 from training.results.record import (
@@ -177,12 +177,10 @@ def _sha256_of_step(folder: str, step: int) -> str | None:
 
 def _sha256_of_file(path: str) -> str | None:
     """SHA-256 of a file of parameters; None for a folder."""
-    directory, name = os.path.split(path)
-    number = name[: -len(PARAMS)]
-    if name.endswith(PARAMS) and number.isdecimal():
-        known = _sha256_of_step(directory or ".", int(number))
-        if known is not None:
-            return known
+    step = step_of(path)
+    known = None if step is None else _sha256_of_step(os.path.dirname(path) or ".", step)
+    if known is not None:
+        return known
     return sha256_of(path) if os.path.isfile(path) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Callable, Hashable, Iterable, NamedTuple, Sequence
 
 from base.errors import InputError
@@ -71,21 +71,12 @@ def parts_of(result: Result) -> list[Result]:
     """
     if not result.stages:
         return [result]
-    return [
-        replace(
-            result,
-            max_seq_length=stage.max_seq_length,
-            batch_size=stage.batch_size,
-            num_steps=stage.num_steps,
-            steps=stage.steps,
-            speed=stage.speed,
-            loss=stage.loss,
-            scores=stage.scores,
-            stages=(),
-            status=result.status if stage is result.stages[-1] else FINISHED,
-        )
-        for stage in result.stages
-    ]
+    parts = []
+    for stage in result.stages:
+        figures = {each.name: getattr(stage, each.name) for each in fields(Stage) if each.name != "stage"}
+        status = result.status if stage is result.stages[-1] else FINISHED
+        parts.append(replace(result, **figures, stages=(), status=status))
+    return parts
 
 
 def stages_of(result: Result) -> list[Stage]:

@@ -8,21 +8,26 @@ began), `num_steps` (its own, as planned; null where hours end it) and `ended`.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from dataclasses import replace
-from functools import partial
 from typing import Any, Callable, Mapping
 
 from base.errors import InputError
 from base.launchers import launched_rank
-from training.checkpoint import Checkpoint, list_steps, load_step, newest_complete
+from bert.configuration import recorded_config
+from bert.weights.bare_params import check_index, check_values, expected_shapes
+from bert.weights.names import DECODER, EMBEDDING, layer_of
+from bert.weights.params_file import read_index
+from training.checkpoint import Checkpoint, list_steps, load_step, newest_complete, read_manifest
 from training.config import RunConfig
-from training.start.directory import check_bare, check_model, check_unused, look, newest_manifest
 from training.start.initial import Initial, Wanted
 from training.start.start import Start
 from training.start_options import RESETS, SCHEDULE
 
 _NEEDED = ("options", "scaler", "skips", "blocks")  # entries of a manifest
+_NUMBERED = re.compile(r"\d+\.(params|states\.npz|json|aside)")
 
 FindInitial = Callable[[], "Initial | None"]
 
@@ -40,8 +45,12 @@ def check_start(config: RunConfig, wanted: Wanted, find_initial: FindInitial) ->
     Raises:
         InputError: naming the directory and what is wrong with it; as `find_initial`.
     """
-    again = partial(decide, config, wanted, find_initial)
-    return Start(again=again) if launched_rank(os.environ) else again()
+
+    def decided() -> Start:
+        seen = look(config.checkpoint.ckpt_dir)
+        return replace(decide(config, wanted, find_initial), seen=seen, again=decided)
+
+    return Start(again=decided) if launched_rank(os.environ) else decided()
 
 
 def decide(config: RunConfig, wanted: Wanted, find_initial: FindInitial) -> Start:
@@ -49,26 +58,25 @@ def decide(config: RunConfig, wanted: Wanted, find_initial: FindInitial) -> Star
     place, follows = config.checkpoint, config.start.follows_stage_1
     ckpt_dir = place.ckpt_dir
     messages: list[str] = []
+    checkpoint = None
     if os.path.exists(ckpt_dir) and not os.path.isdir(ckpt_dir):
         raise InputError(f"--ckpt_dir {ckpt_dir} is a file; name a directory")
-    seen, checkpoint = look(ckpt_dir), None
-    if not (place.start_step or place.resume or follows):
-        if wanted.trains:
-            check_unused(config)
-    else:
+    if place.start_step or place.resume or follows:
         newest = newest_manifest(ckpt_dir, place.start_step)
         if newest is not None:
-            check_model(config, newest, wanted)  # before files of gigabytes are read
+            _check_model(config, newest, wanted)  # before files of gigabytes are read
         if place.start_step:
             checkpoint = load_step(ckpt_dir, place.start_step, messages.append)
         else:
             checkpoint = newest_complete(ckpt_dir, messages.append)
+    elif wanted.trains:
+        _check_unused(config)
     if checkpoint is not None:
         if checkpoint.manifest is None:
-            check_bare(config, checkpoint, wanted.vocab_size)
+            _check_bare(config, checkpoint, wanted.vocab_size)
         start = continuing(config, checkpoint)
         if follows and not (place.resume or place.start_step or start.begins_stage_2):
-            check_unused(config)  # --stages 2 with steps of its own
+            _check_unused(config)  # --stages 2 with steps of its own
     elif follows:
         raise InputError(
             f"--stages 2: --ckpt_dir {ckpt_dir} has no complete checkpoint of stage 1; train it there with "
@@ -88,18 +96,17 @@ def decide(config: RunConfig, wanted: Wanted, find_initial: FindInitial) -> Star
             f"the manifest of step {start.facts['step']} has no {' and no '.join(lacking)}, and a run cannot "
             "go on with it; name another one with --start_step, or take its parameters with --init_from"
         )
-    again = partial(decide, config, wanted, find_initial)
-    return replace(start, messages=(*messages, *start.messages), seen=seen, again=again)
+    return replace(start, messages=(*messages, *start.messages))
 
 
 def continuing(config: RunConfig, checkpoint: Checkpoint) -> Start:
     """The start from a checkpoint of the run's own directory.
 
     Raises:
-        InputError: as `stage_to_continue`.
+        InputError: the checkpoint is not of a run with these stages.
     """
     facts = checkpoint.manifest or {}
-    stage = stage_to_continue(config, facts)
+    stage = _stage_to_continue(config, facts)
     start = Start(checkpoint.step, facts.get("begun", 0), stage, facts, checkpoint=checkpoint)
     if stage != facts.get("stage"):
         return replace(start, begun=checkpoint.step, resets=config.start.stage_resets)
@@ -111,8 +118,7 @@ def _with_parameters(config: RunConfig, initial: Initial | None) -> Start:
     --init_from names is continued."""
     stage, resets = config.start.stage, config.start.resets
     if initial is None:
-        published = config.model.dataset_name if config.model.pretrained else None
-        return Start(stage=stage, published=published)
+        return Start(stage=stage, published=config.model.dataset_name if config.model.pretrained else None)
     start = Start(
         stage=stage,
         resets=resets,
@@ -135,19 +141,11 @@ def _with_parameters(config: RunConfig, initial: Initial | None) -> Start:
     return replace(start, step=facts["step"], begun=facts.get("begun", 0))
 
 
-def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
-    """The stage that a run goes on with after a checkpoint of its own directory; None for a run without
-    stages.
-
-    Args:
-        config: of the run's first stage.
-        facts: the checkpoint's manifest.
-
-    Raises:
-        InputError: the checkpoint is not of a run with these stages.
-    """
-    stages, place = config.start.stages, config.checkpoint.ckpt_dir
-    stage = facts.get("stage")
+def _stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
+    """The stage that a run goes on with after a checkpoint of its own directory, with the manifest `facts`;
+    None for a run without stages. Raises InputError as `continuing`."""
+    stages, place, given = config.start.stages, config.checkpoint.ckpt_dir, config.optimization
+    stage, ended = facts.get("stage"), bool(facts.get("ended"))
     if facts:
         there = f"--ckpt_dir {place}: its checkpoint of step {facts['step']}"
         elsewhere = f"start from it with --init_from {place}:{facts['step']} and another --ckpt_dir"
@@ -161,9 +159,16 @@ def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None
         raise InputError(f"--stages {stages}: {there} is of a run without stages; {elsewhere}")
     if stage == 2 and stages == "1":
         raise InputError(f"--stages 1: {there} is of stage 2 already; go on with --stages 2 or both")
-    ended = has_ended(config, facts)
+    taken = facts["step"] - facts.get("begun", 0)
+    if ended and config.start.stage == stage:
+        # Unless this run gives the stage other steps or more hours. Planned steps that follow from the number
+        # of processes may differ now; the stage has ended all the same.
+        if given.budget_hours is not None:
+            ended = facts["training_s"] >= given.budget_hours * 3600
+        else:
+            ended = given.num_steps in (None, taken)
     if stage == 1 and stages == "2" and not ended:
-        taken, planned = facts["step"] - facts["begun"], facts["num_steps"]
+        planned = facts["num_steps"]
         far = f"{taken} of {planned} steps" if planned else f"{facts['training_s'] / 3600:.3g} hours"
         raise InputError(
             f"--stages 2: {there} is of stage 1, which has not ended ({far}); end it with --stages 1 or "
@@ -177,15 +182,78 @@ def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None
     return 2 if stage == 1 and ended and stages != "1" else stage
 
 
-def has_ended(config: RunConfig, facts: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint is the last of its stage, as it was planned, unless this run gives that stage
-    other --num_steps or more --budget_hours.
+def look(ckpt_dir: str) -> frozenset[tuple[Any, ...]]:
+    """The files of checkpoints in a directory as they are now: another value once one has changed."""
+    found = []
+    if os.path.isdir(ckpt_dir):
+        for entry in os.scandir(ckpt_dir):
+            if _NUMBERED.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return frozenset(found)
 
-    Planned steps that follow from the number of processes may differ now; the stage has ended all the same.
-    """
-    if not facts.get("ended") or config.start.stage != facts["stage"]:
-        return bool(facts.get("ended"))
-    num_steps, hours = config.optimization.num_steps, config.optimization.budget_hours
-    if hours is not None:
-        return bool(facts["training_s"] >= hours * 3600)
-    return num_steps in (None, facts["step"] - facts["begun"])
+
+def newest_manifest(ckpt_dir: str, chosen: int = 0) -> dict[str, Any] | None:
+    """The newest readable manifest of those to continue from, or that of step `chosen`; None where there is
+    none."""
+    for step in reversed(list_steps(ckpt_dir)):
+        if chosen in (0, step):
+            with contextlib.suppress(InputError):
+                return read_manifest(ckpt_dir, step)
+    return None
+
+
+def _check_unused(config: RunConfig) -> None:
+    """Raises InputError where a run that begins anew would write over checkpoints of its directory."""
+    ckpt_dir = config.checkpoint.ckpt_dir
+    steps = list_steps(ckpt_dir)
+    if steps:
+        remedy = "continue them with --resume or name another directory"
+        if config.options.get("only_predict"):
+            remedy = "name another directory for the results of --only_predict"
+        raise InputError(f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; {remedy}")
+    bare = sorted(name for name, *_ in look(ckpt_dir) if name.endswith(".params"))
+    if bare:
+        raise InputError(
+            f"--ckpt_dir {ckpt_dir} holds {bare[-1]}, which this run could overwrite; continue from it with "
+            "--start_step or name another directory"
+        )
+
+
+def _check_model(config: RunConfig, manifest: dict[str, Any], wanted: Wanted) -> None:
+    """Raises InputError where a checkpoint of the directory has another model or vocabulary."""
+    there = f"--ckpt_dir {config.checkpoint.ckpt_dir}: its checkpoint of step {manifest['step']}"
+    facts = [
+        ("model", recorded_config(manifest, there).description, config.model.bert.description),
+        ("vocabulary size", manifest.get("vocab_size"), wanted.vocab_size),
+    ]
+    vocabulary = wanted.vocabulary
+    if vocabulary and manifest.get("vocab_sha256"):  # unknown for npz files and before a download
+        facts.append(("vocabulary sha256", manifest["vocab_sha256"][:12], vocabulary.sha256[:12]))
+    for name, made_with, needed in facts:
+        if made_with != needed:
+            raise InputError(
+                f"{there} has {name} {made_with}, this run {needed}; name the run's own directory, or the "
+                "model and vocabulary that it was trained with"
+            )
+
+
+def _check_bare(config: RunConfig, checkpoint: Checkpoint, vocab_size: int) -> None:
+    """Looks at a .params file without a manifest: its model, then every parameter and number. Raises
+    InputError."""
+    path, bert = checkpoint.params_path, config.model.bert
+    source = f"--start_step {config.checkpoint.start_step}: {path}"
+    arrays = read_index(path)
+    layers = len({layer_of(name) for name in arrays} - {None})
+    embedding = arrays.get(EMBEDDING, arrays.get(DECODER))
+    if embedding is None or len(embedding.shape) != 2 or not layers:
+        raise InputError(f"{source} is no BERT with GluonNLP's parameter names")
+    tokens, units = embedding.shape
+    if (layers, units, tokens) != (bert.layers, bert.units, vocab_size):
+        raise InputError(
+            f"{source} has {layers} layers, {units} units and {tokens} tokens, this run {bert.layers}, "
+            f"{bert.units} and {vocab_size}; name its model and vocabulary"
+        )
+    check_index(source, arrays, expected_shapes(bert, vocab_size), bert.tied)
+    check_values(source, arrays, bert.tied)

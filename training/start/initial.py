@@ -7,15 +7,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Mapping
 
-import numpy as np
-
 from base.errors import InputError
 from bert.configuration import BertConfig
-from bert.weights.bare_params import distinct_shapes
+from bert.weights.bare_params import check_finite, distinct_shapes
 from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.vocab import Vocabulary
-from training.checkpoint import PARAMS, Checkpoint, load_step
+from training.checkpoint import Checkpoint, load_step, step_of
 from training.start.weights import find_weights
 from training.start_options import RESETS, StartConfig
 
@@ -87,12 +85,10 @@ def find_initial(start: StartConfig, wanted: Wanted) -> Initial | None:
 
 def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoint:
     """The checkpoint of ours that the weights belong to."""
-    directory, name = os.path.split(weights.source)
-    number = name[: -len(PARAMS)]
-    checkpoint = None
-    if name.endswith(PARAMS) and number.isdecimal():
-        with_messages: list[str] = []
-        checkpoint = load_step(directory, int(number), with_messages.append)
+    step, checkpoint = step_of(weights.source), None
+    if step is not None:
+        unsaid: list[str] = []  # of bare parameters only, which are an error
+        checkpoint = load_step(os.path.dirname(weights.source), step, unsaid.append)
     if checkpoint is None or checkpoint.manifest is None:
         kept = [name for name in RESETS if name not in start.resets]
         raise InputError(
@@ -174,19 +170,6 @@ def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[
                 f"{weights.source} has {name} {theirs}, this run {ours}: it computes something else"
             )
     return tensors, messages
-
-
-def check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
-    """Reads all numbers, one tensor at a time. Raises InputError for one that is not finite as float32."""
-    for name, tensor in tensors.items():
-        with np.errstate(over="ignore"):  # of float64
-            array = tensor.read().astype(np.float32, copy=False)
-        wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
-        if wrong:
-            raise InputError(
-                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; name a "
-                "file that was saved before training diverged"
-            )
 
 
 def _shape(shape: tuple[int, ...]) -> str:

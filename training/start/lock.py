@@ -17,8 +17,7 @@ from training.checkpoint import load_step
 from training.config import RunConfig
 from training.exchange import from_rank_0
 from training.report import read_metrics
-from training.start.decision import continuing
-from training.start.directory import look
+from training.start.decision import continuing, look
 from training.start.start import Start
 
 LOCK_FILE = "run.lock"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping
+from typing import Any, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +13,7 @@ from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
 from comm.base import Communicator
+from training.checkpoint import Checkpoint
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
 from training.start.initial import Initial
@@ -33,19 +34,48 @@ def restore_parameters(
         InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
             dtype cannot hold.
     """
+
+    def take(name: str, array: np.ndarray) -> None:
+        named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
+
     if start.initial is not None:
-        _take_initial(start.initial, named, device)
+        for name in start.initial.tensors:
+            drawn = named[name].data(device)
+            take(name, initial_array(start.initial, name, drawn))
     elif start.checkpoint is not None:
-        path = start.checkpoint.params_path
-        arrays = read_index(path)
-        tied = named.get(DECODER) is named.get(EMBEDDING)
-        check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()}, tied)
-        for name, tensor in arrays.items():
-            array = as_dtype(tensor.read(), named[name].dtype)
-            named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-        if start.checkpoint.manifest is None:
-            _check_finite(path, named)
+        for name, array in checkpoint_arrays(start.checkpoint, named):
+            take(name, array)
     communicator.broadcast(list(live_arrays(named).values()))
+
+
+def checkpoint_arrays(
+    checkpoint: Checkpoint, named: Mapping[str, mx.gluon.Parameter]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The parameters in a checkpoint, one at a time, in the dtypes of `named`; a tied decoder's weight as the
+    word embedding. Raises InputError as `restore_parameters`."""
+    path = checkpoint.params_path
+    tensors, tied = read_index(path), named.get(DECODER) is named.get(EMBEDDING)
+    check_index(path, tensors, {name: parameter.shape for name, parameter in named.items()}, tied)
+    for name, tensor in tensors.items():
+        if tied and name == DECODER:
+            if EMBEDDING in tensors:
+                continue
+            name = EMBEDDING
+        array = as_dtype(tensor.read(), named[name].dtype)
+        if checkpoint.manifest is None:
+            _check_finite(path, array)
+        yield name, array
+
+
+def initial_array(initial: Initial, name: str, drawn: mx.nd.NDArray) -> np.ndarray:
+    """A parameter of --init_from in the place of `drawn`, in its dtype; where it has more rows the first
+    ones, where it has fewer the others are those drawn. Raises InputError: it is not finite in that dtype."""
+    array, rows = as_dtype(initial.tensors[name].read(), drawn.dtype), drawn.shape[0]
+    if array.shape[0] < rows:
+        array = np.concatenate([array, drawn.asnumpy()[array.shape[0] :]])
+    array = np.ascontiguousarray(array[:rows])
+    _check_finite(f"--init_from {initial.source}", array)
+    return array
 
 
 def restore_states(start: Start, optimizer: Optimizer, communicator: Communicator) -> None:
@@ -77,43 +107,10 @@ def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
         return array.astype(np.dtype(dtype), copy=False)
 
 
-def fitted(array: np.ndarray, rows: int, drawn: mx.nd.NDArray | None) -> np.ndarray:
-    """The first `rows` rows of the array; where it has fewer, the others are those of `drawn`."""
-    if array.shape[0] < rows:
-        assert drawn is not None, "rows that the array lacks"
-        array = np.concatenate([array, drawn.asnumpy()[array.shape[0] :]])
-    return np.ascontiguousarray(array[:rows])
-
-
-def _take_initial(initial: Initial, named: Mapping[str, mx.gluon.Parameter], device: mx.Context) -> None:
-    """Overwrites an initialized model with the parameters of --init_from; where they have more or fewer rows
-    than the model's, the first ones."""
-    for name, tensor in initial.tensors.items():
-        parameter = named[name]
-        drawn = parameter.data(device) if tensor.shape[0] < parameter.shape[0] else None
-        array = fitted(as_dtype(tensor.read(), parameter.dtype), parameter.shape[0], drawn)
-        parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-    _check_finite(f"--init_from {initial.source}", named)
-
-
-def _check_finite(source: str, named: Mapping[str, mx.gluon.Parameter]) -> None:
+def _check_finite(source: str, array: np.ndarray) -> None:
     """Raises InputError for a parameter that is not finite in the model's dtype."""
-    if not all_finite(list(live_arrays(named).values())):
-        raise not_finite(source, {np.dtype(parameter.dtype).name for parameter in named.values()})
-
-
-def not_finite(source: str, dtypes: Collection[str]) -> InputError:
-    """The error of parameters that are not finite in the model's dtypes."""
-    return InputError(
-        f"{source}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
-        "that was saved before training diverged, or train with --dtype float32"
-    )
-
-
-def all_finite(arrays: list[mx.nd.NDArray]) -> bool:
-    """Whether no array holds an infinity or a NaN. Waits for the device."""
-    if arrays[0].context.device_type == "cpu":  # where MXNet's operator takes 4 s for BERT-base
-        return all(np.isfinite(array.asnumpy()).all() for array in arrays)
-    # MXNet's operator takes 200 arrays at most and overruns its buffer with more.
-    parts = [arrays[start : start + 100] for start in range(0, len(arrays), 100)]
-    return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() == 1 for part in parts)
+    if not np.isfinite(array).all():
+        raise InputError(
+            f"{source}: it has numbers that are not finite in {array.dtype.name}; name a file that was saved "
+            "before training diverged, or train with --dtype float32"
+        )

@@ -12,11 +12,18 @@ from bert.configuration import BertConfig, recorded_config
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.tokenizing.vocab import WORDPIECE
-from training.checkpoint import PARAMS, list_steps, newest_complete, params_path, read_manifest, verified
+from training.checkpoint import (
+    PARAMS,
+    Checkpoint,
+    list_steps,
+    newest_complete,
+    params_path,
+    step_of,
+    verified,
+)
 from training.start.vocabulary import FILES, saved_vocabulary
 
 _AT_STEP = re.compile(r"(.+):(\d+)")
-NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))
 
 
 def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Weights:
@@ -37,17 +44,16 @@ def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Wei
     folder = _checkpoint_folder(given)
     if folder is not None:
         return _newest(folder, flag, config)
-    if NUMBERED.fullmatch(os.path.basename(given)):
-        folder, step = os.path.dirname(given) or ".", int(os.path.basename(given)[: -len(PARAMS)])
-        if step in list_steps(folder):
-            return _at_step(folder, step, flag, config)
+    step, folder = step_of(given), os.path.dirname(given) or "."
+    if step is not None and step in list_steps(folder):
+        return _at_step(folder, step, flag, config)
     return open_weights(given, flag, config)
 
 
 def _checkpoint_folder(given: str) -> str | None:
     """The folder with numbered checkpoints that a path means; None for any other path."""
     for folder in (given, os.path.join(given, "ckpt")):
-        if os.path.isdir(folder) and any(NUMBERED.fullmatch(name) for name in os.listdir(folder)):
+        if os.path.isdir(folder) and any(step_of(name) is not None for name in os.listdir(folder)):
             return folder
     return None
 
@@ -56,20 +62,20 @@ def _newest(folder: str, flag: str, config: BertConfig | None) -> Weights:
     passed_over: list[str] = []
     found = newest_complete(folder, passed_over.append, needed=(PARAMS,))
     if found is not None:
-        return _of_checkpoint(folder, found.step, flag, passed_over)
+        return _of_checkpoint(folder, found, flag, passed_over)
     if list_steps(folder):
         raise InputError(f"{flag} {folder} holds no complete checkpoint: {passed_over[0]}")
-    bare = max(name for name in os.listdir(folder) if NUMBERED.fullmatch(name))
+    bare = max(name for name in os.listdir(folder) if step_of(name) is not None)
     return open_weights(os.path.join(folder, bare), flag, config)
 
 
 def _at_step(folder: str, step: int, flag: str, config: BertConfig | None) -> Weights:
     if step in list_steps(folder):
         try:
-            verified(folder, step, needed=(PARAMS,))
+            found = verified(folder, step, needed=(PARAMS,))
         except InputError as error:
             raise InputError(f"{flag} {folder}:{step}: {error}") from error
-        return _of_checkpoint(folder, step, flag, [])
+        return _of_checkpoint(folder, found, flag, [])
     if os.path.isfile(params_path(folder, step)):
         return open_weights(params_path(folder, step), flag, config)
     steps = list_steps(folder)
@@ -77,10 +83,9 @@ def _at_step(folder: str, step: int, flag: str, config: BertConfig | None) -> We
     raise InputError(f"{flag} {folder}:{step}: no checkpoint of this step; {available}")
 
 
-def _of_checkpoint(folder: str, step: int, flag: str, notes: Sequence[str]) -> Weights:
+def _of_checkpoint(folder: str, found: Checkpoint, flag: str, notes: Sequence[str]) -> Weights:
     """Weights with what their manifest says of them, which is whole."""
-    manifest = read_manifest(folder, step)
-    path = params_path(folder, step)
+    manifest, path = found.manifest or {}, found.params_path
     weights = open_weights(path, flag, recorded_config(manifest, f"{flag} {path}"))
     vocabulary, cased, more = _vocabulary(folder, manifest)
     if vocabulary is not None and len(vocabulary) > weights.vocab_size:

@@ -68,16 +68,6 @@ def random_inputs(
     return rng.standard_normal((batch, length, 3 * heads * size)).astype(np.float32), lengths
 
 
-def test_sequences_without_keys_have_context_and_gradient_zero():
-    qkv = np.random.default_rng(2).standard_normal((2, 9, 3 * 24)).astype(np.float32)
-    lengths = np.array([0, -1], np.int32)
-    context, gradients = run(
-        lambda q, n: attend(q, n, 2), [qkv, lengths], np.ones((2, 9, 24), np.float32), [0]
-    )
-    assert (context == 0).all()
-    assert (gradients[0] == 0).all()
-
-
 def test_what_stands_behind_the_length_does_not_matter():
     rng = np.random.default_rng(3)
     qkv, _ = random_inputs((2, 40, 2, 12), rng)
@@ -282,38 +272,6 @@ def test_bfloat16_hides_nothing_and_reads_nothing_behind_the_length():
     qkv[1, 3, 0] = np.nan
     context, (found,) = run(lambda q, n: attend(q, n, 2, dtype="bfloat16"), [qkv, lengths], gradient, [0])
     assert np.isnan(context[1, 3, :12]).all() and np.isnan(found).any()
-
-
-class Cell(mx.gluon.HybridBlock):
-    def hybrid_forward(self, F, qkv, lengths):  # noqa: N803
-        mode = F.Dropout(F.ones((1,)), p=0.5)
-        return F.bert_attention(qkv, lengths, mode, heads=2, dropout=0.3, dtype="float32")[0] * 1
-
-
-def test_in_a_hybridized_block():
-    rng = np.random.default_rng(8)
-    cells = [Cell(), Cell()]
-    cells[1].hybridize(static_alloc=True, static_shape=True)
-    results = []
-    for cell in cells:
-        found = []
-        rng = np.random.default_rng(8)
-        for step in range(3):
-            qkv, lengths = random_inputs((2, 20, 2, 8), rng)
-            mx.random.seed(step)
-            output, gradients = run(cell, [qkv, lengths], rng.standard_normal((2, 20, 16)), [0])
-            found += [
-                output,
-                *gradients,
-                cell(mx.nd.array(qkv), mx.nd.array(lengths, dtype="int32")).asnumpy(),
-            ]
-            np.testing.assert_allclose(
-                found[-1], reference(qkv.astype(np.float64), lengths, 2), rtol=0, atol=5e-6
-            )
-            assert abs(found[-1] - output).max() > 0.01
-        results.append(found)
-    for plain, hybrid in zip(*results):
-        np.testing.assert_array_equal(plain, hybrid)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_packing_again_uses_the_same_memory_and_the_new_weights(dtype):
     assert_close(x.grad.asnumpy(), factor(dy, dtype) @ weight)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16x3"])
 def test_what_is_no_number_stays_so(dtype):
     for value in (np.nan, np.inf):
         x, weight = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)

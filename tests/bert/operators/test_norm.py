@@ -87,24 +87,6 @@ def test_large_means_and_small_spreads(mean, spread):
     np.testing.assert_allclose(dx * deviation, expected * deviation, atol=5e-6)
 
 
-def test_outliers():
-    x = np.ones((2, 100), "float32")
-    x[0, 0] = 1e6
-    x[1, 1:] += np.arange(99, dtype="float32") / 1e3
-    x[1, 0] = -1e4
-    gamma, beta = np.ones(100, "float32"), np.zeros(100, "float32")
-    output, _ = run(partial(mx.nd.bert_layer_norm, eps=EPS), [x, gamma, beta])
-    np.testing.assert_allclose(output, layer_norm(x, gamma, beta), atol=2e-6, rtol=1e-6)
-
-
-def test_constant_rows_have_no_spread_to_blow_up():
-    x = np.full((3, 77), 1234.567, "float32")
-    gamma, beta = np.ones(77, "float32"), np.full(77, 0.5, "float32")
-    output, (dx,) = run(partial(mx.nd.bert_layer_norm, eps=1e-5), [x, gamma, beta], np.ones_like(x), (0,))
-    np.testing.assert_allclose(output, 0.5, atol=1e-4)
-    assert np.isfinite(dx).all()
-
-
 def test_nan_stays_in_its_row():
     x = np.random.default_rng(4).standard_normal((3, 40)).astype("float32")
     x[1, 7] = np.nan

@@ -87,21 +87,6 @@ def reference(*arrays, heads):
     return add_norm(context @ projection.T, bias, x, gamma, beta)
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:])
-def test_bfloat16_rounds_the_factors_and_nothing_else(shape):
-    rng = np.random.default_rng(2)
-    arrays = random_inputs(shape, rng)
-    x, lengths, projection, bias, gamma, beta = *arrays[:2], *arrays[8:]
-    output, _ = run(partial(fused, heads=shape[2], dtype="bfloat16"), arrays)
-    qkv = np.concatenate(
-        [factor(x, "bfloat16") @ factor(w, "bfloat16").T + b for w, b in zip(arrays[2:5], arrays[5:8])], -1
-    ).astype("float32")
-    gradient = np.zeros(x.shape, "float32")
-    context, _ = test_attention.low_reference(qkv, lengths, shape[2], gradient, 1.0)
-    outer = factor(context.astype("float32"), "bfloat16") @ factor(projection, "bfloat16").T
-    test_attention.assert_close_but_for_rounding(output, add_norm(outer, bias, x, gamma, beta))
-
-
 def low(array: np.ndarray) -> np.ndarray:
     return factor(np.asarray(array, "float32"), "bfloat16")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable
 
-import mxnet as mx
 import numpy as np
 import pytest
 
@@ -73,26 +72,6 @@ def test_the_bound_needs_all_three_products(dropped):
         product += first @ rounded(right - rounded(right)).astype(np.float64)
     greatest, typical = errors(product, left, right)
     assert (greatest < 3 and typical < TYPICAL) == (dropped is None)
-
-
-def test_packing_again_uses_the_same_memory_and_the_new_weights():
-    rng = np.random.default_rng(3)
-    x, *weights = (mx.nd.array(a) for a in arrays(rng, (8,), [16, 4], 32, 0))
-    packed = mx.nd.bert_pack(*weights, num_weights=2, dtype=DTYPE)
-    for weight in weights:
-        weight *= -1
-    mx.nd.bert_pack(*weights, out=packed, num_weights=2, dtype=DTYPE)
-    y = mx.nd.bert_dense(x, *weights, packed, num_weights=2, bias=0, dtype=DTYPE).asnumpy()
-    assert errors(y, x.asnumpy(), np.concatenate([w.asnumpy() for w in weights]).T)[0] < 3
-
-
-def test_what_is_no_number_stays_none():
-    for value in (np.nan, np.inf):
-        x, weight = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
-        weight[1, 2] = value
-        y, gradients = run(operator(1, 0, DTYPE), [x, weight], np.ones((2, 4), np.float32), [0])
-        assert (np.isfinite(y) == [True, False, True, True]).all()
-        assert (np.isfinite(gradients[0]) == [True, True, False]).all()
 
 
 def compare(fused: Callable, given: list[np.ndarray], differentiable: list[int]) -> None:

@@ -153,25 +153,6 @@ def test_functions_are_named_not_called(tmp_path, protocol, module, name, argume
     assert f"its pickle names {module}.{name}, which no state dict needs" in error(path)
 
 
-class Touch:
-    def __init__(self, path: str):
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.path,)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_malicious_pickle_by_pythons_pickler(tmp_path, protocol):
-    made = str(tmp_path / "made")
-    content = pickle.dumps({"w": Touch(made)}, protocol)
-    path = archive(tmp_path / "x.bin", content)
-    assert "its pickle names posix.mkdir" in error(path)
-    assert not os.path.exists(made)
-    pickle.loads(content)  # it would have
-    assert os.path.exists(made)
-
-
 def test_what_stands_beside_a_state_dict(tmp_path):
     """NVIDIA's unfinished runs save their data loader, whose arrays are in the pickle."""
     loader = Call("torch.utils.data.dataloader", "DataLoader", Name("__main__", "pretraining_dataset"))

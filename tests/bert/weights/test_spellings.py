@@ -160,16 +160,6 @@ def test_tensorflow_variables_with_the_slots_of_optimizers(tmp_path):
     assert weights.format == "tensorflow" and weights.source == str(tmp_path / "model.ckpt-7")
 
 
-def test_square_kernels_are_transposed(tmp_path):
-    """Every shape check passes without: only the numbers show it."""
-    query = open_bundle(tmp_path, google()).tensors[
-        "encoder.transformer_cells.0.attention_cell.proj_query.weight"
-    ]
-    stored = google()["bert/encoder/layer_0/attention/self/query/kernel"]
-    assert query.shape == stored.shape and not np.array_equal(query.read(), stored)
-    np.testing.assert_array_equal(query.read(), stored.T)
-
-
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 FOLDED = {
     "attention/self/query": "_attention_layer/_query_dense",

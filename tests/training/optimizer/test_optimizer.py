@@ -181,37 +181,11 @@ def test_float16_gradients_are_unscaled_in_float32() -> None:
     assert optimizer.state()["layer_norm.gamma.mean"][0] == pytest.approx(2e-9, rel=1e-3)
 
 
-def test_the_default_lamb_is_the_kind_without_bias_correction(native: bool) -> None:
-    results = []
-    for options in ({}, {"bias_correction": True}):
-        weights = on_device(random_weights())
-        optimizer = Optimizer("lamb", NAMES, weights, Rule(**options), native)
-        for step in range(3):
-            optimizer.step(on_device(random_gradients(step)), 0.01)
-        results.append(weights[3].asnumpy())
-    assert np.abs(results[0] - results[1]).max() > 1e-3
-
-
 def test_excluded_parameters() -> None:
     excluded = [name for name in NAMES if is_excluded(name)]
     assert excluded == NAMES[3:]
     assert is_excluded("decoder.3.bias") and is_excluded("encoder.layer_norm.beta")
     assert not is_excluded("word_embed.0.weight") and not is_excluded("encoder.position_weight")
-
-
-@pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
-def test_excluded_parameters_do_not_move_without_a_gradient(native: bool, kind: str) -> None:
-    values = random_weights()
-    weights = on_device(values)
-    optimizer, reference = Optimizer(kind, NAMES, weights, native=native), Reference(kind, values)
-    zeros = [np.zeros_like(value) for value in values]
-    for _ in range(20):
-        optimizer.step(on_device(zeros), 0.01)
-        reference.step(zeros, 0.01)
-    assert_close(weights, reference.weights, 1e-5)
-    for i, name in enumerate(NAMES):
-        moved = not np.array_equal(weights[i].asnumpy(), values[i])
-        assert moved == (not is_excluded(name)), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -298,20 +272,6 @@ def test_clip_factor_refuses_what_must_be_skipped() -> None:
     for arguments in ((np.nan, 1.0), (np.inf, 1.0), (-1.0, 1.0), (1.0, -1.0), (1.0, np.nan), (1.0, 1.0, 0.0)):
         with pytest.raises(ValueError):
             clip_factor(*arguments)
-
-
-def test_clipped_gradients_have_the_clip_norm(native: bool) -> None:
-    values = random_weights()
-    weights = on_device(values)
-    optimizer, reference = Optimizer("lamb", NAMES, weights, native=native), Reference("lamb", values)
-    for step in range(20):
-        gradients = random_gradients(step)
-        device_gradients = on_device(gradients)
-        optimizer.step(device_gradients, 0.01, clip_factor(global_norm(device_gradients, native=native), 0.1))
-        total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradients))
-        assert total > 0.1
-        reference.step([g * (0.1 / total) for g in gradients], 0.01)
-    assert_close(weights, reference.weights, 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -42,12 +41,6 @@ def test_the_options_become_a_configuration() -> None:
     words = ("--pipeline_stages", "4", "--placement", "inter_first", "--pipeline_schedule", "gpipe")
     found = config_of(*words, "--pipeline_split", "6, 7,7,4")
     assert found == PipelineConfig(4, "inter_first", "gpipe", (6, 7, 7, 4))
-
-
-def test_options_are_recorded_as_json_and_read_back() -> None:
-    options = vars(parse("--pipeline_stages", "2", "--pipeline_split", "11,13"))
-    saved = json.loads(json.dumps({name: options[name] for name in ("pipeline_stages", "pipeline_split")}))
-    assert saved == {"pipeline_stages": 2, "pipeline_split": "11,13"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.configuration import named_config
 from bert.operators import choose_operators
 from tests.training import small_runs
 from tests.training.small_runs import SANE, handlers, trained
@@ -31,7 +30,7 @@ def numpys_rate() -> float:
 
 @pytest.mark.parametrize("operators", ["mxnet", "fused"])
 def test_rate(operators):
-    choose_operators(operators, "float32", mx.cpu(), named_config("bert_2_32_2"))
+    choose_operators(operators, "float32", mx.cpu())
     begun = time.process_time()
     found = matrix_peak("float32", [operators], mx.cpu(), 0.05)
     assert time.process_time() - begun < 20, "a start of a run waits for it"

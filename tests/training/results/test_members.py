@@ -15,6 +15,7 @@ from base.errors import InputError, NotFiniteError
 from base.options import add_options, options_in
 from comm.local import LocalCommunicator
 from tests.training.results.made import TUNED, written
+from tests.training.small_runs import handlers
 from training.results.members import (
     MEMBERS_FILE,
     MOST,
@@ -31,6 +32,8 @@ from training.results.members import (
     write_plan,
 )
 from training.results.record import FAILED, FINISHED, NO_MEMORY, NOT_FINITE, UNFINISHED
+
+__all__ = ["handlers"]  # a fixture for all tests of this module
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -179,16 +182,6 @@ class Forgetful(LocalCommunicator):
 
     def forget(self) -> None:
         self.forgotten += 1
-
-
-@pytest.fixture(autouse=True)
-def signals():
-    """The handlers before a test."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before):
-        signal.signal(number, handler)
 
 
 def driven(folder: Path, *outcomes: Any) -> tuple[int, Sequence[str], list[str], Forgetful]:

@@ -15,17 +15,13 @@ import results
 from base.errors import InputError, NotFiniteError
 from base.files import sha256_of
 from comm.local import LocalCommunicator
-from tasks.pretraining.task import Pretraining
-from tests.training.small_runs import handlers
+from tests.training.small_runs import handlers, train
 from training.checkpoint import list_steps, params_path, read_manifest
-from training.inputs import check_parts
-from training.options import parse_options, stage_config, stage_options
 from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
 from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, has_result, read_result
 from training.results.summary import read_members
 from training.stopping import StopRequest
-from training.train import train_stages
 
 __all__ = ["handlers"]  # a fixture for all tests of this module
 TINY = [
@@ -37,9 +33,7 @@ TINY = [
 
 
 def trained(folder: Path, *words: str, communicator: Any = None, stop: StopRequest | None = None) -> int:
-    options = parse_options([*TINY, "--ckpt_dir", str(folder), *words], "")
-    parts = check_parts(map(stage_config, stage_options(options)))
-    return train_stages(parts, Pretraining(), communicator or LocalCommunicator(), stop)
+    return train([*TINY, "--ckpt_dir", str(folder), *words], communicator, stop)
 
 
 class Interrupting(LocalCommunicator):
