@@ -29,6 +29,7 @@ from bert.configuration import (
     GELU_FORMS,
     INITIAL_STDEV,
     KEEP,
+    LEAST_EPSILON,
     PADDING,
     BertConfig,
     named_config,
@@ -50,6 +51,7 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
 # Of --accumulate. More passes than sequences in twice the LAMB paper's largest step are a slip of the pen,
 # and a step that takes days can neither be logged nor stopped.
 accumulation = whole(1, 65_536, "a sequence each in the LAMB paper's largest step")
+decay = within(0, 0.999999)  # closer to 1 float32 has few numbers, and a mean would hardly move
 
 
 @dataclass(frozen=True)
@@ -199,13 +201,29 @@ class OptimizationConfig:
     bias_correction: bool = flag("LAMB with Adam's bias correction (the authors' code has none)")
     lower_bound: float | None = option("LAMB: least weight norm in the trust ratio", positive)
     upper_bound: float | None = option("LAMB: greatest weight norm in the trust ratio", positive)
+    beta1: float = option("decay of the mean of gradients a step; 0.9 is usual", decay, default=0.9)
+    beta2: float = option(
+        "decay of the mean of their squares, over the last 1 / (1 - beta2) steps or so; 0.98 where the loss "
+        "jumps, or a run has only some thousand steps",
+        decay,
+        default=0.999,
+    )
+    epsilon: float = option(
+        "added to the root of the mean square; 1e-6 to 1e-8 are usual",
+        within(LEAST_EPSILON, 1.0),
+        default=1e-6,
+    )
+    weight_decay: float = option(
+        "share of a weight that lr takes off in a step, biases and LayerNorm exempt; 0.01 to 0.1 are usual",
+        not_negative,
+        default=0.01,
+    )
     clip_norm: float = option(
         "global norm of the averaged gradient; 0: off", not_negative, default=1.0, staged=True
     )
     seed: int | None = option(
         "of parameters, data order, masks, dropout (default: the checkpoint's, else 0)", seed
     )
-    epsilon: float = option("of Adam", positive, default=1e-6)
 
 
 @dataclass(frozen=True)

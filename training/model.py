@@ -67,7 +67,10 @@ def make_optimizer(config: OptimizationConfig, model: Model, seed: int) -> Optim
         bias_correction=config.bias_correction,
         lower_bound=config.lower_bound,
         upper_bound=config.upper_bound,
+        beta1=config.beta1,
+        beta2=config.beta2,
         epsilon=config.epsilon,
+        weight_decay=config.weight_decay,
     )
     arrays = [parameter.data(model.device) for parameter in parameters.values()]
     moments = MomentType(config.optimizer_state, seed)
