@@ -32,6 +32,7 @@ from bert.configuration import (
     LEAST_EPSILON,
     PADDING,
     BertConfig,
+    Dropout,
     named_config,
 )
 from data.options import DataConfig
@@ -111,15 +112,27 @@ class ModelConfig:
         choices=PADDING,
     )
     dropout: float = option(
-        "of activations and attention, below 1 (default: of --config_file, else 0.1, as BERT)",
+        "of activations, below 1 (default: of --config_file, else 0.1, as BERT)",
         rate,
         default=DROPOUT,
         staged=True,
         unset=True,
     )
+    attention_dropout: float | None = option(
+        "of the attention's probabilities, below 1; with another rate than --dropout the fused "
+        "operators are some percent slower (default: as --dropout; of --config_file, where that is left out)",
+        rate,
+        staged=True,
+    )
     vocab_size: int | None = None
     initial_stdev: float = INITIAL_STDEV
     unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def rates(self) -> Dropout:
+        """Both rates of dropout."""
+        attention = self.attention_dropout
+        return Dropout(self.dropout, self.dropout if attention is None else attention)
 
 
 @dataclass(frozen=True)
@@ -309,11 +322,10 @@ class RunConfig:
 
 
 def model_config(options: argparse.Namespace) -> ModelConfig:
-    """The network that --model or --config_file, --gelu and --dropout stand for.
+    """The network that --model or --config_file, --gelu, --dropout and --attention_dropout stand for.
 
     Raises:
-        InputError: as `parse_model` and `read_config_file`; --gelu against the file; dropout rates of the
-            file that differ, without --dropout.
+        InputError: as `parse_model` and `read_config_file`; --gelu against the file.
     """
     config = taken(ModelConfig, options, bert=named_config(options.model or DEFAULT_MODEL))
     if config.source is not None:
@@ -331,13 +343,11 @@ def _of_file(config: ModelConfig, dropout_given: bool) -> ModelConfig:
             f"--config_file {path}: type_vocab_size is {file.config.token_types}, and sentence pairs need 2"
         )
     if not dropout_given:
-        rates = [DROPOUT if rate is None else rate for rate in (file.dropout, file.attention_dropout)]
-        if rates[0] != rates[1]:
-            raise InputError(
-                f"--config_file {path}: hidden_dropout_prob {rates[0]:g} and attention_probs_dropout_prob "
-                f"{rates[1]:g} differ, and this code has one rate; --dropout gives it"
-            )
-        config = replace(config, dropout=rates[0])
+        hidden, attention = (
+            DROPOUT if rate is None else rate for rate in (file.dropout, file.attention_dropout)
+        )
+        given = config.attention_dropout
+        config = replace(config, dropout=hidden, attention_dropout=attention if given is None else given)
     return replace(
         config,
         bert=file.with_gelu(gelu, path) if gelu else file.config,

@@ -53,7 +53,7 @@ GROUPS = {  # of --help, in its order
     "eval_masked_lm_prob cased sp_nbest sp_alpha num_buckets num_data_workers dummy_data_len",
     "batch": "batch_size use_avg_len accumulate batch_size_eval",
     "optimization": "num_steps lr warmup_ratio end_lr schedule cooldown_ratio decay_power budget_hours "
-    "dropout optimizer optimizer_state bias_correction lower_bound upper_bound beta1 beta2 "
+    "dropout attention_dropout optimizer optimizer_state bias_correction lower_bound upper_bound beta1 beta2 "
     "epsilon weight_decay clip_norm seed",
     "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
@@ -192,7 +192,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.padding == REMOVE and options.operators == "mxnet":
         raise InputError("--padding remove needs the fused operators: leave out --operators mxnet")
     model = model_config(options)
-    options.dropout = model.dropout
+    options.dropout, options.attention_dropout = model.rates
     if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):
         raise InputError(
             f"--pretrained: no parameters are published for {options.config_file or options.model}; they are "

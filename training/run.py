@@ -317,6 +317,6 @@ def _of_config_file(model: ModelConfig) -> str:
     unknown = f"; keys not known here: {', '.join(model.unknown_keys)}" if model.unknown_keys else ""
     return (
         f"--config_file {model.source}: feed-forward layers of {bert.hidden} units, {bert.positions} "
-        f"positions, {bert.token_types} token types, {bert.network}, dropout {model.dropout:g}, random "
+        f"positions, {bert.token_types} token types, {bert.network}, dropout {model.rates}, random "
         f"weights of standard deviation {model.initial_stdev:g}{unknown}"
     )

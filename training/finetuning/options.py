@@ -78,7 +78,7 @@ TABLE = {
 }
 GROUPS = {  # of --help, in its order
     "model": "init_from model_parameters vocab cased model config_file gelu sentencepiece uncased dtype "
-    "operators padding dropout",
+    "operators padding dropout attention_dropout",
     "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr beta1 beta2 epsilon "
     "weight_decay warmup_ratio clip_norm seed seeds search max_seq_length num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback",
@@ -106,7 +106,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "operators": {"help": "as in pretraining"},
     "padding": {"help": "as in pretraining"},
-    "dropout": {"default": DROPOUT, "help": "of activations and attention"},
+    "dropout": {"default": DROPOUT, "help": "of activations, the head's included"},
+    "attention_dropout": {"help": "of the attention's probabilities (default: as --dropout)"},
     "num_steps": {"flags": ("--training_steps",), "help": "optimizer steps in place of --epochs"},
     "batch_size": {
         "default": 32,
