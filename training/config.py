@@ -169,6 +169,13 @@ class OptimizationConfig:
     num_steps: int | None = option(
         "optimizer steps (default: the LAMB paper's for this batch size)", positive_int, staged=True
     )
+    num_epochs: float | None = option(
+        "passes over --data, in place of --num_steps; steps are counted on the first pass and rounded up. "
+        "BERT had 40",
+        within(1e-6, 1e6),
+        "EPOCHS",
+        staged=True,
+    )
     lr: float | None = option(
         "peak learning rate (default: the LAMB paper's for this batch size)", positive, staged=True
     )

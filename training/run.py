@@ -225,9 +225,10 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         InputError: as `train_stages`.
     """
     wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
-    part, plan = _settled(part, start, ranks)
+    given = part.config.optimization.seed
+    seed = start.facts.get("seed", 0) if given is None else given
+    part, plan = _settled(part, start, ranks, seed)
     (config, inputs), leads = part, ranks.world.rank == 0
-    seed = start.facts.get("seed", 0) if config.optimization.seed is None else config.optimization.seed
     reporter = _open_report(config, start, task, plan) if leads else Reporter()
     stack.callback(reporter.close)
     vocabulary = None
@@ -270,8 +271,9 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     return run
 
 
-def _settled(part: Part, start: Start, ranks: Ranks) -> tuple[Part, RunPlan]:
-    """The part for this number of processes, with what it has to download, and its plan.
+def _settled(part: Part, start: Start, ranks: Ranks, seed: int) -> tuple[Part, RunPlan]:
+    """The part for this number of processes, with its number of steps and what it has to download, and its
+    plan.
 
     Raises:
         InputError: a plan, a device or data that cannot be had; fewer steps than have been taken.
@@ -281,13 +283,18 @@ def _settled(part: Part, start: Start, ranks: Ranks) -> tuple[Part, RunPlan]:
     computing = choose_computing(config.model, ranks.world)
     on_gpu = computing.device.device_type == "gpu"
     check_moments(config.optimization.optimizer_state, computing.operators, on_gpu)
-    plan = part.inputs.plan(config, processes)
+    part.inputs.plan(config, processes)  # whose errors come before work on the data
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, ranks.world)
+    steps = inputs.num_steps(config, data_seed(seed, start.stage), ranks.readers)
+    config = replace(config, optimization=replace(config.optimization, num_steps=steps))
+    plan = inputs.plan(config, processes)
     if plan.num_steps is not None and start.step > start.begun + plan.num_steps and inputs.trains:
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
-        raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
+        epochs = config.optimization.num_epochs
+        flag = f"--num_epochs {epochs:g}, or" if epochs else "--num_steps"
+        raise InputError(f"{flag} {plan.num_steps}{' steps' if epochs else ''}: {already}{of_stage}")
     return Part(config, inputs), plan
 
 

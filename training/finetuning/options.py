@@ -58,7 +58,9 @@ NOT_HERE = {
 class FinetuningConfig:
     """Options that pretraining does not have."""
 
-    epochs: float = option("passes over the training data; 2 to 4 are usual", positive, default=3)
+    epochs: float = option(
+        "passes over the training data; 2 to 4 are usual", positive, default=3, flags=("--num_epochs",)
+    )
     backend: str | None = option(
         "default: by the launcher: mpirun and horovodrun hvd, bpslaunch byteps, none local",
         choices=BACKENDS,

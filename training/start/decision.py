@@ -179,7 +179,7 @@ def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None
 
 def has_ended(config: RunConfig, facts: Mapping[str, Any]) -> bool:
     """Whether the checkpoint is the last of its stage, as it was planned, unless this run gives that stage
-    other --num_steps or more --budget_hours.
+    other --num_steps or --num_epochs, or more --budget_hours.
 
     Planned steps that follow from the number of processes may differ now; the stage has ended all the same.
     """
@@ -188,4 +188,7 @@ def has_ended(config: RunConfig, facts: Mapping[str, Any]) -> bool:
     num_steps, hours = config.optimization.num_steps, config.optimization.budget_hours
     if hours is not None:
         return bool(facts["training_s"] >= hours * 3600)
+    epochs = config.optimization.num_epochs
+    if epochs is not None and facts["options"].get("num_epochs") != epochs:
+        return False
     return num_steps in (None, facts["step"] - facts["begun"])
