@@ -256,6 +256,16 @@ class CheckpointConfig:
     ckpt_interval: int | None = option(  # None: the plan's
         "steps between checkpoints", positive_int, default=25000, staged=True
     )
+    eval_interval: int | None = option(
+        "steps between evaluations; an evaluation takes the time of some steps (default: as --ckpt_interval)",
+        positive_int,
+        staged=True,
+    )
+    keep_best: bool = flag(
+        "keep the checkpoint of the best evaluation, by MLM loss or, in fine-tuning, main score, beside the "
+        "newest ones; FOLDER:best names it. For runs that may get worse, as on small data",
+        scope=LAUNCH,
+    )
     keep_checkpoints: int = option("keep only the newest so many; 0 keeps all", count, default=0)
     resume: bool = flag("continue from the newest complete checkpoint in ckpt_dir, if any", scope=LAUNCH)
     start_step: int = option("continue from the checkpoint of this step", count, default=0)

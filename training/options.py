@@ -58,8 +58,8 @@ GROUPS = {  # of --help, in its order
     "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
     "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
-    "checkpoints and output": "ckpt_dir ckpt_interval keep_checkpoints resume max_hours save_before "
-    "start_step log_interval progress peak_tflops verbose estimate profile",
+    "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_best resume "
+    "max_hours save_before start_step log_interval progress peak_tflops verbose estimate profile",
 }
 _DESCRIPTIONS = {"optimization": "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"}
 
@@ -227,6 +227,9 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps and not options.stages:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
+    if (options.keep_best or options.eval_interval) and not options.data_eval:
+        flag = "keep_best" if options.keep_best else "eval_interval"
+        raise InputError(f"--{flag}: nothing is evaluated; name held-out text with --data_eval")
     pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_deadline(taken(DeadlineConfig, options), os.environ)

@@ -96,8 +96,18 @@ class Run:
         """Steps between checkpoints: as given, else the plan's."""
         return self.config.checkpoint.ckpt_interval or self.plan.ckpt_interval or self.plan.schedule.num_steps
 
-    def evaluate(self, step: int) -> None:
-        """Evaluates and reports, if there is something to evaluate on; every rank calls it."""
+    @property
+    def eval_interval(self) -> int:
+        """Steps between evaluations: as given, else those between checkpoints."""
+        return self.config.checkpoint.eval_interval or self.ckpt_interval
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """Evaluates and reports, if there is something to evaluate on; every rank calls it.
+
+        Returns:
+            the line of the metrics, with a task's scores on rank 0 alone; empty without an evaluation.
+        """
+        metrics: dict[str, Any] = {}
         if self.eval_feed is not None:
             batches, network, device = self.eval_feed(), self.model.network, self.model.device
             if self.ranks.pipelined:
@@ -108,7 +118,9 @@ class Run:
             metrics = evaluate(
                 self.task, passes, self.communicator, device, feed.collector(), feed.controlled
             )
-            self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
+            metrics = {"step": step, **self.stage_entry, **metrics}
+            self.reporter.evaluation(metrics)
+        return metrics
 
     def state(self, ended: bool = False) -> dict[str, Any]:
         """The facts of a checkpoint's manifest, besides its own entries: all that is no array.
@@ -134,6 +146,7 @@ class Run:
             "seed": self.seed,
             "blocks": self.feed.position,
             "ckpt_interval": self.ckpt_interval,
+            "eval_interval": self.eval_interval,
             "training_s": self.clock.total,
             "wall_s": finite_or_none(self.wall.total),
         }

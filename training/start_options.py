@@ -45,9 +45,9 @@ class StartConfig:
         "stage 2 goes on with stage 1's moments and loss scale; the paper's begins without"
     )
     init_from: str | None = option(
-        "begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
-        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in ckpt_dir "
-        "wins",
+        "begin with the parameters of a checkpoint folder (its newest; FOLDER:STEP, FOLDER:best), a .params "
+        "file, a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in "
+        "ckpt_dir wins",
         path_name,
         "WEIGHTS",
     )

@@ -84,8 +84,8 @@ GROUPS = {  # of --help, in its order
     "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr beta1 beta2 epsilon "
     "weight_decay warmup_ratio clip_norm seed seeds search max_seq_length num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback",
-    "checkpoints and output": "ckpt_dir only_predict ckpt_interval keep_checkpoints resume max_hours "
-    "save_before log_interval progress peak_tflops verbose estimate profile",
+    "checkpoints and output": "ckpt_dir only_predict ckpt_interval eval_interval keep_checkpoints "
+    "keep_best resume max_hours save_before log_interval progress peak_tflops verbose estimate profile",
 }
 _CHANGES: dict[str, dict[str, Any]] = {
     OPTIONS_FILE.name: {
@@ -93,9 +93,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "init_from": {
         "flags": ("--pretrained_bert_parameters",),
-        "help": "pretrained weights: a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
-        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, --model and --vocab begin at "
-        "random",
+        "help": "pretrained weights: a checkpoint folder (its newest; FOLDER:STEP, FOLDER:best), a .params "
+        "file, a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, --model and --vocab "
+        "begin at random",
     },
     "model": {"flags": ("--bert_model", "--model_name")},
     "sentencepiece": {
