@@ -23,6 +23,7 @@ from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
 from training.run import Run
+from training.stalled import Stalled
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
 from training.utilisation import Peak
@@ -50,6 +51,7 @@ class Loop:
         self.peak = Peak(config.report, run.model, run.communicator)
         self.decisions = (run.saver, self.budget, self.deadline, self.peak)
         self.checkpoints = Checkpoints(run)
+        self.stalled = Stalled(run)
         place = config.checkpoint.ckpt_dir
         saved = list_steps(place) if leads else []
         self.best = BestCheckpoint(run, [each for each in read_metrics(place) if each["step"] in saved])
@@ -147,26 +149,29 @@ class Loop:
                 if self.peak.measure():
                     run.reporter.note(f"mfu is the share of {self.peak.sentence}")
         counts = gathered.counts
-        run.reporter.training(
-            {
-                "step": self.step,
-                **run.stage_entry,
-                "time": round(time.time(), 3),
-                **figures(run.task, gathered),
-                "lr": lr,
-                "grad_norm": finite_or_none(result.grad_norm),
-                "loss_scale": run.scaler.scale,
-                "tokens_per_s": counts["tokens"] / seconds,
-                "padded_tokens_per_s": counts["padded_tokens"] / seconds,
-                "sequences_per_s": counts["sequences"] / seconds,
-                "step_s": seconds / self.steps_in_interval,
-                "mfu": self.peak.fraction(counts["flops"] / seconds),
-                "training_s": round(self.clock.total, 3),
-                **self.budget.figures,
-                "data_wait": counts["waited_s"] / run.communicator.size / seconds,
-                "skipped_steps": run.skips.total,
-            }
-        )
+        line = {
+            "step": self.step,
+            **run.stage_entry,
+            "time": round(time.time(), 3),
+            **figures(run.task, gathered),
+            "lr": lr,
+            "grad_norm": finite_or_none(result.grad_norm),
+            "loss_scale": run.scaler.scale,
+            "tokens_per_s": counts["tokens"] / seconds,
+            "padded_tokens_per_s": counts["padded_tokens"] / seconds,
+            "sequences_per_s": counts["sequences"] / seconds,
+            "step_s": seconds / self.steps_in_interval,
+            "mfu": self.peak.fraction(counts["flops"] / seconds),
+            "training_s": round(self.clock.total, 3),
+            **self.budget.figures,
+            "data_wait": counts["waited_s"] / run.communicator.size / seconds,
+            "skipped_steps": run.skips.total,
+        }
+        run.reporter.training(line)
+        warm = self.budget.ticks > run.plan.warmup_steps
+        warning = self.stalled.look(line, warm, counts["sequences"] / self.steps_in_interval)
+        if warning:
+            run.reporter.warn(warning)
         self.totals.reset()
         self.steps_in_interval = 0
 
