@@ -55,7 +55,8 @@ GROUPS = {  # of --help, in its order
     "optimization": "num_steps num_epochs lr warmup_ratio end_lr schedule cooldown_ratio decay_power "
     "budget_hours dropout attention_dropout optimizer optimizer_state bias_correction lower_bound "
     "upper_bound beta1 beta2 epsilon weight_decay clip_norm seed",
-    "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial reset",
+    "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial "
+    "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
     "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
     "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_best resume "

@@ -79,8 +79,8 @@ TABLE = {
     ),
 }
 GROUPS = {  # of --help, in its order
-    "model": "init_from model_parameters vocab cased model config_file gelu sentencepiece uncased dtype "
-    "operators padding dropout attention_dropout",
+    "model": "init_from model_parameters vocab init_vocab cased model config_file gelu "
+    "sentencepiece uncased dtype operators padding dropout attention_dropout",
     "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr beta1 beta2 epsilon "
     "weight_decay warmup_ratio clip_norm seed seeds search max_seq_length num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback",

@@ -161,7 +161,7 @@ def _arrays(
             yield name, as_dtype(drawn.asnumpy(), dtype)
             continue
         read = as_dtype(initial.tensors[name].read(), dtype)
-        array = as_dtype(fitted(read, drawn.shape[0], drawn), dtype)
+        array = as_dtype(fitted(read, drawn.shape[0], drawn, initial.drawn_rows(name)), dtype)
         _check_finite(f"--init_from {initial.source}", array)
         yield name, array
 

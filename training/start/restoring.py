@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -77,8 +77,12 @@ def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
         return array.astype(np.dtype(dtype), copy=False)
 
 
-def fitted(array: np.ndarray, rows: int, drawn: mx.nd.NDArray | None) -> np.ndarray:
-    """The first `rows` rows of the array; where it has fewer, the others are those of `drawn`."""
+def fitted(array: np.ndarray, rows: int, drawn: mx.nd.NDArray | None, anew: Sequence[int] = ()) -> np.ndarray:
+    """The first `rows` rows of the array; where it has fewer, the others are those of `drawn`, and so are
+    those with the numbers `anew`."""
+    if len(anew):
+        assert drawn is not None, "rows that the array lacks"
+        array[list(anew)] = drawn.asnumpy()[list(anew)]
     if array.shape[0] < rows:
         assert drawn is not None, "rows that the array lacks"
         array = np.concatenate([array, drawn.asnumpy()[array.shape[0] :]])
@@ -90,8 +94,9 @@ def _take_initial(initial: Initial, named: Mapping[str, mx.gluon.Parameter], dev
     than the model's, the first ones."""
     for name, tensor in initial.tensors.items():
         parameter = named[name]
-        drawn = parameter.data(device) if tensor.shape[0] < parameter.shape[0] else None
-        array = fitted(as_dtype(tensor.read(), parameter.dtype), parameter.shape[0], drawn)
+        anew = initial.drawn_rows(name)
+        drawn = parameter.data(device) if len(anew) or tensor.shape[0] < parameter.shape[0] else None
+        array = fitted(as_dtype(tensor.read(), parameter.dtype), parameter.shape[0], drawn, anew)
         parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
     _check_finite(f"--init_from {initial.source}", named)
 
