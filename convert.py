@@ -191,7 +191,7 @@ def _parser() -> OptionParser:
         "input",
         type=path_name,
         metavar="INPUT",
-        help="weights: a file, a folder, FOLDER:STEP, or a TensorFlow prefix",
+        help="weights: a file, a folder, FOLDER:STEP, FOLDER:best, or a TensorFlow prefix",
     )
     add("output", type=path_name, metavar="OUTPUT", help="the folder to make")
     table = options_in(ConvertConfig)

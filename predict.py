@@ -292,7 +292,7 @@ def _parser() -> OptionParser:
         "weights",
         type=path_name,
         metavar=_WEIGHTS,
-        help="a run's folder, FOLDER:STEP, or weights in any format",
+        help="a run's folder, FOLDER:STEP, FOLDER:best, or weights in any format",
     )
     add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two sentences")
     add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")

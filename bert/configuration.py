@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
 from base.errors import InputError
 
@@ -24,6 +24,22 @@ DROPOUT = 0.1  # the same, section A.2
 MOST_LAYERS, MOST_UNITS = 10_000, 1_000_000  # of a BERT: a hundred times the largest that was ever trained
 _LARGEST = 1 << 24  # of a size
 _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
+
+
+class Dropout(NamedTuple):
+    """Rates of dropout: of activations (`hidden`), and of the attention's probabilities."""
+
+    hidden: float = DROPOUT
+    attention: float = DROPOUT
+
+    @classmethod
+    def of(cls, given: float | Dropout) -> Dropout:
+        """The rates, of which a single number is both."""
+        return given if isinstance(given, Dropout) else cls(given, given)
+
+    def __str__(self) -> str:
+        apart = f" (attention {self.attention:g})" if self.attention != self.hidden else ""
+        return f"{self.hidden:g}{apart}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from bert.arrays import on_device
-from bert.configuration import BFLOAT16X3, BertConfig
+from bert.configuration import BFLOAT16X3, BertConfig, Dropout
 from bert.model import trainable
 from bert.part import ModelPart, whole
 
@@ -30,7 +30,7 @@ class FusedBert(mx.gluon.HybridBlock):
         dtype: of the factors of matrix products. "bfloat16" rounds each factor; "bfloat16x3" writes each as
             the sum of two bfloat16 numbers, except in the attention and the scores of the vocabulary, which
             stay float32. Everything else is float32, the sums within products included.
-        dropout: the rate.
+        dropout: the rate, or both rates.
         head_products: names of the weights that the heads above multiply by `Layers.product`.
         part: of `bert`, what this network has; None for all.
     """
@@ -43,7 +43,7 @@ class FusedBert(mx.gluon.HybridBlock):
         bert: BERTModel,
         config: BertConfig,
         dtype: str,
-        dropout: float,
+        dropout: float | Dropout,
         head_products: Iterable[str] = (),
         part: ModelPart | None = None,
     ):
@@ -51,7 +51,7 @@ class FusedBert(mx.gluon.HybridBlock):
         if dtype not in _DTYPES:
             raise ValueError(f"the fused operators compute in {', '.join(_DTYPES)}, not in {dtype}")
         self._dtype = dtype
-        self._dropout = dropout
+        self._dropout = Dropout.of(dropout)
         self._config = config
         self.bert = bert
         self.part = part or whole(config)
@@ -204,13 +204,19 @@ class Layers:
     """
 
     def __init__(
-        self, F: Any, weights: Mapping[str, Any], config: BertConfig, dtype: str, dropout: float, packs: bool
+        self,
+        F: Any,
+        weights: Mapping[str, Any],
+        config: BertConfig,
+        dtype: str,
+        dropout: Dropout,
+        packs: bool,
     ):
         self.F = F
         self._packs = packs
         self.weights = weights
         self.dtype = dtype
-        self._dropout = {"dropout": dropout}
+        self._dropout, self._attention_dropout = {"dropout": dropout.hidden}, {"dropout": dropout.attention}
         self._eps = {"eps": config.epsilon}
         self._heads = config.heads
         self._form = config.activation
@@ -269,6 +275,17 @@ class Layers:
         names = [*projections, f"{cell}proj"]
         weights, biases = ([self.weights[f"{name}.{part}"] for name in names] for part in ("weight", "bias"))
         packed = [self.weights[f"packed {name}.weight"] for name in (projections[0], f"{cell}proj")]
+        if self._dropout != self._attention_dropout:  # the operator for all of it has one rate
+            projected = self._dense(x, projections, biases[:3])
+            context, *self._unread = self.F.bert_attention(
+                projected, valid_lengths, self._next_mode(),
+                heads=self._heads, dtype=self.dtype, **self._attention_dropout,
+            )  # fmt: skip
+            y, *self._unread = self.F.bert_add_norm(
+                self.product(context, f"{cell}proj"), biases[3], x, *self._norm(f"{cell}layer_norm"),
+                self._next_mode(), **self._dropout, **self._eps,
+            )  # fmt: skip
+            return y
         y, *self._unread = self.F.bert_self_attention(
             x, valid_lengths, *weights[:3], *biases[:3], weights[3], biases[3],
             *self._norm(f"{cell}layer_norm"), self._next_mode(), *packed,
@@ -282,8 +299,9 @@ class Layers:
         names = _projections(cell)
         projected = self._dense(x, names, [self.weights[f"{name}.bias"] for name in names])
         context = self.F.bert_attention(
-            projected, valid_lengths, self._next_mode(), heads=self._heads, dtype=self.dtype, **self._dropout
-        )[0]
+            projected, valid_lengths, self._next_mode(),
+            heads=self._heads, dtype=self.dtype, **self._attention_dropout,
+        )[0]  # fmt: skip
         places = [valid_lengths] if self._packs else []
         context, x = (
             self.F.bert_gather(each, positions, *places, first=1, packed=len(places)) for each in (context, x)

@@ -8,13 +8,16 @@ from typing import Any, Collection, Mapping
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bert.configuration import DROPOUT, INITIAL_STDEV, RELU, BertConfig
+from bert.configuration import DROPOUT, INITIAL_STDEV, RELU, BertConfig, Dropout
 
 POOLER, CLASSIFIER, DECODER = HEADS = ("pooler", "classifier", "decoder")
 
 
 def build_model(
-    config: BertConfig, vocab_size: int, dropout: float = DROPOUT, heads: Collection[str] = HEADS
+    config: BertConfig,
+    vocab_size: int,
+    dropout: float | Dropout = DROPOUT,
+    heads: Collection[str] = HEADS,
 ) -> BERTModel:
     """An uninitialized BERT with pooler, next-sentence classifier and masked-LM decoder.
 
@@ -24,16 +27,19 @@ def build_model(
         vocab_size: rows of the word embedding, which a tied decoder shares.
         heads: of HEADS, those to build; the classifier needs the pooler.
     """
+    rates = Dropout.of(dropout)
     encoder = BERTEncoder(
         num_layers=config.layers,
         units=config.units,
         hidden_size=config.hidden,
         max_length=config.positions,
         num_heads=config.heads,
-        dropout=dropout,
+        dropout=rates.hidden,
         layer_norm_eps=config.epsilon,
         activation={"erf": "gelu", RELU: RELU}.get(config.activation) or TanhGELU(),
     )
+    for cell in encoder.transformer_cells:  # GluonNLP gives it the encoder's rate
+        cell.attention_cell.dropout_layer = mx.gluon.nn.Dropout(rates.attention)
     model = BERTModel(
         encoder=encoder,
         vocab_size=vocab_size,

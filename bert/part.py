@@ -8,7 +8,7 @@ from typing import Collection, Iterator
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.model import HEADS, build_model, each_once
 from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER, EMBEDDING, layer_of
@@ -51,7 +51,9 @@ def whole(config: BertConfig) -> ModelPart:
     return ModelPart(config, 0, config.layers)
 
 
-def build_part(part: ModelPart, vocab_size: int, dropout: float, heads: Collection[str] = HEADS) -> BERTModel:
+def build_part(
+    part: ModelPart, vocab_size: int, dropout: float | Dropout, heads: Collection[str] = HEADS
+) -> BERTModel:
     """A BERT of which only the parameters of a part may be used: the others have a shape and no memory, also
     when `allocate` has been called. See `bert.model.build_model`."""
     bert = build_model(part.config, vocab_size, dropout, heads)

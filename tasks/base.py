@@ -8,7 +8,7 @@ from typing import Any, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.flops import Size
 
 Figures = Mapping[str, Any]  # a line of metrics.jsonl: numbers by name, None where there is none
@@ -117,7 +117,9 @@ class Task(ABC):
     short = "loss"
 
     @abstractmethod
-    def network(self, bert: Any, config: BertConfig, dtype: str, dropout: float, operators: str) -> Any:
+    def network(
+        self, bert: Any, config: BertConfig, dtype: str, dropout: float | Dropout, operators: str
+    ) -> Any:
         """The hybridized heads and losses above `bert`, a BERT of this configuration, on "fused" or "mxnet"
         operators.
 
@@ -177,6 +179,8 @@ class DividedTask(Task):
     """A task whose network may be divided over stages of a pipeline."""
 
     @abstractmethod
-    def stage(self, bert: Any, part: Any, dtype: str, dropout: float, operators: str) -> StageNetwork:
+    def stage(
+        self, bert: Any, part: Any, dtype: str, dropout: float | Dropout, operators: str
+    ) -> StageNetwork:
         """The stage of the network that holds a bert.part.ModelPart of `bert`. All stages together compute
         what `network` does; the last one has its outputs."""

@@ -233,6 +233,30 @@ def test_killed_and_resumed_bit_for_bit(backend, launcher, data, tmp_path):
     assert same_files(whole, killed) == []
 
 
+def test_the_best_of_each_seed_is_kept(data, tmp_path):
+    """By the main score, which rank 0 alone has; an evaluation between two checkpoints is saved if it is."""
+    folder = tmp_path / "runs"
+    changes = {"keep_best": True, "keep_checkpoints": 1, "eval_interval": 9, "ckpt_interval": 20}
+    model = {"model": "bert_1_64_2", "dropout": 0, "lr": "2e-3", "seed": None, "seeds": 2, "batch_size": 8}
+    words = classifier(data, folder, num_steps=60, **model, **changes)
+    with launched(CLASSIFIER, words, 2, "mpirun") as run:
+        run.wait().check()
+    for member in (folder / "seed_0", folder / "seed_1"):
+        scores = {each["step"]: each["eval_score"] for each in metrics(member) if "eval_score" in each}
+        assert list(scores) == [*range(9, 60, 9), 60] and len({*scores.values()}) > 1
+        best = json.loads((member / "best.json").read_text())
+        expected = max(scores, key=scores.__getitem__)  # the first of equal ones
+        assert best == {"step": expected, "figure": "eval_score", "value": scores[expected]}
+        assert list_steps(str(member)) == sorted({expected, 60} | ({40} if expected == 60 else set()))
+        words = classifier(
+            data, tmp_path / f"{member.name}-again", model=None, vocab=None, only_inference=True,
+            model_parameters=f"{member}:best",
+        )  # fmt: skip
+        with launched(CLASSIFIER, words) as run:
+            run.wait().check()
+        assert read_result(str(tmp_path / f"{member.name}-again")).score == scores[expected]
+
+
 def test_a_signal_saves_and_ends_the_run(data, tmp_path):
     with launched(CLASSIFIER, classifier(data, tmp_path, num_steps=100_000)) as run:
         until(lambda: metrics(tmp_path), run)

@@ -41,7 +41,7 @@ def describe(parts: Sequence[Part], size: int) -> dict[str, str]:
                 path = option is not None and option.is_path
                 found[f"--{name}{stage}"] = _text(value is not None if path else value)
         model = config.model
-        found[f"the model{stage}"] = f"{model.bert.description}, dropout {model.dropout:g}"
+        found[f"the model{stage}"] = f"{model.bert.description}, dropout {model.rates}"
         found[f"the deviation of random weights{stage}"] = repr(model.initial_stdev)
         found[f"the number of embedded tokens{stage}"] = str(inputs.vocab_size)
         if size > 1:

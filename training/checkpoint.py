@@ -32,6 +32,7 @@ from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
 from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
+from training.best import best_step
 from training.states_file import check_states, open_states, write_states
 
 FORMAT = 1
@@ -50,7 +51,7 @@ LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
 _TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json|\.aside)\.tmp-[-0-9a-f]+")
 # The same of a run's other files, with the process: this one may be writing them beside a checkpoint.
-_TEMPORARY_BESIDE = re.compile(r"(loss\.png|metrics\.jsonl)\.tmp-(\d+)-[0-9a-f]+")
+_TEMPORARY_BESIDE = re.compile(r"(loss\.png|metrics\.jsonl|best\.json)\.tmp-(\d+)-[0-9a-f]+")
 
 Check = Callable[[Any], bool]
 
@@ -349,9 +350,12 @@ def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
 
 
 def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints up to `step` (0 keeps all), and that of the step `spared`.
-    A failure to delete does not matter to the run: the next save tries again."""
-    steps = [other for other in list_steps(ckpt_dir) if other <= step and other != spared]
+    """Delete all but the newest `keep` checkpoints up to `step` (0 keeps all), that of the step `spared`, and
+    the best. A failure to delete does not matter to the run: the next save tries again."""
+    others = {spared}
+    with contextlib.suppress(InputError):
+        others.add(best_step(ckpt_dir))
+    steps = [other for other in list_steps(ckpt_dir) if other <= step and other not in others]
     for old in steps[:-keep] if keep else ():
         with contextlib.suppress(OSError):
             # The manifest first: what is left by a kill in between does not look complete.
@@ -445,6 +449,7 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
         f"a position in the data, at most 2^{_MOST_POSITION.bit_length() - 1}",
     ),
     "ckpt_interval": (_whole(1, MOST), "a whole number of steps"),
+    "eval_interval": (_whole(1, MOST), "a whole number of steps"),
     "training_s": (_number(0, _MOST_SECONDS), "a number of seconds"),
     "wall_s": (_or_none(_number(0, _MOST_SECONDS)), "a number of seconds"),
 }

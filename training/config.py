@@ -29,8 +29,10 @@ from bert.configuration import (
     GELU_FORMS,
     INITIAL_STDEV,
     KEEP,
+    LEAST_EPSILON,
     PADDING,
     BertConfig,
+    Dropout,
     named_config,
 )
 from data.options import DataConfig
@@ -50,6 +52,7 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
 # Of --accumulate. More passes than sequences in twice the LAMB paper's largest step are a slip of the pen,
 # and a step that takes days can neither be logged nor stopped.
 accumulation = whole(1, 65_536, "a sequence each in the LAMB paper's largest step")
+decay = within(0, 0.999999)  # closer to 1 float32 has few numbers, and a mean would hardly move
 
 
 @dataclass(frozen=True)
@@ -109,15 +112,27 @@ class ModelConfig:
         choices=PADDING,
     )
     dropout: float = option(
-        "of activations and attention, below 1 (default: of --config_file, else 0.1, as BERT)",
+        "of activations, below 1 (default: of --config_file, else 0.1, as BERT)",
         rate,
         default=DROPOUT,
         staged=True,
         unset=True,
     )
+    attention_dropout: float | None = option(
+        "of the attention's probabilities, below 1; with another rate than --dropout the fused "
+        "operators are some percent slower (default: as --dropout; of --config_file, where that is left out)",
+        rate,
+        staged=True,
+    )
     vocab_size: int | None = None
     initial_stdev: float = INITIAL_STDEV
     unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def rates(self) -> Dropout:
+        """Both rates of dropout."""
+        attention = self.attention_dropout
+        return Dropout(self.dropout, self.dropout if attention is None else attention)
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,13 @@ class OptimizationConfig:
 
     num_steps: int | None = option(
         "optimizer steps (default: the LAMB paper's for this batch size)", positive_int, staged=True
+    )
+    num_epochs: float | None = option(
+        "passes over --data, in place of --num_steps; steps are counted on the first pass and rounded up. "
+        "BERT had 40",
+        within(1e-6, 1e6),
+        "EPOCHS",
+        staged=True,
     )
     lr: float | None = option(
         "peak learning rate (default: the LAMB paper's for this batch size)", positive, staged=True
@@ -199,13 +221,29 @@ class OptimizationConfig:
     bias_correction: bool = flag("LAMB with Adam's bias correction (the authors' code has none)")
     lower_bound: float | None = option("LAMB: least weight norm in the trust ratio", positive)
     upper_bound: float | None = option("LAMB: greatest weight norm in the trust ratio", positive)
+    beta1: float = option("decay of the mean of gradients a step; 0.9 is usual", decay, default=0.9)
+    beta2: float = option(
+        "decay of the mean of their squares, over the last 1 / (1 - beta2) steps or so; 0.98 where the loss "
+        "jumps, or a run has only some thousand steps",
+        decay,
+        default=0.999,
+    )
+    epsilon: float = option(
+        "added to the root of the mean square; 1e-6 to 1e-8 are usual",
+        within(LEAST_EPSILON, 1.0),
+        default=1e-6,
+    )
+    weight_decay: float = option(
+        "share of a weight that lr takes off in a step, biases and LayerNorm exempt; 0.01 to 0.1 are usual",
+        not_negative,
+        default=0.01,
+    )
     clip_norm: float = option(
         "global norm of the averaged gradient; 0: off", not_negative, default=1.0, staged=True
     )
     seed: int | None = option(
         "of parameters, data order, masks, dropout (default: the checkpoint's, else 0)", seed
     )
-    epsilon: float = option("of Adam", positive, default=1e-6)
 
 
 @dataclass(frozen=True)
@@ -217,6 +255,16 @@ class CheckpointConfig:
     )
     ckpt_interval: int | None = option(  # None: the plan's
         "steps between checkpoints", positive_int, default=25000, staged=True
+    )
+    eval_interval: int | None = option(
+        "steps between evaluations; an evaluation takes the time of some steps (default: as --ckpt_interval)",
+        positive_int,
+        staged=True,
+    )
+    keep_best: bool = flag(
+        "keep the checkpoint of the best evaluation, by MLM loss or, in fine-tuning, main score, beside the "
+        "newest ones; FOLDER:best names it. For runs that may get worse, as on small data",
+        scope=LAUNCH,
     )
     keep_checkpoints: int = option("keep only the newest so many; 0 keeps all", count, default=0)
     resume: bool = flag("continue from the newest complete checkpoint in ckpt_dir, if any", scope=LAUNCH)
@@ -291,11 +339,10 @@ class RunConfig:
 
 
 def model_config(options: argparse.Namespace) -> ModelConfig:
-    """The network that --model or --config_file, --gelu and --dropout stand for.
+    """The network that --model or --config_file, --gelu, --dropout and --attention_dropout stand for.
 
     Raises:
-        InputError: as `parse_model` and `read_config_file`; --gelu against the file; dropout rates of the
-            file that differ, without --dropout.
+        InputError: as `parse_model` and `read_config_file`; --gelu against the file.
     """
     config = taken(ModelConfig, options, bert=named_config(options.model or DEFAULT_MODEL))
     if config.source is not None:
@@ -313,13 +360,11 @@ def _of_file(config: ModelConfig, dropout_given: bool) -> ModelConfig:
             f"--config_file {path}: type_vocab_size is {file.config.token_types}, and sentence pairs need 2"
         )
     if not dropout_given:
-        rates = [DROPOUT if rate is None else rate for rate in (file.dropout, file.attention_dropout)]
-        if rates[0] != rates[1]:
-            raise InputError(
-                f"--config_file {path}: hidden_dropout_prob {rates[0]:g} and attention_probs_dropout_prob "
-                f"{rates[1]:g} differ, and this code has one rate; --dropout gives it"
-            )
-        config = replace(config, dropout=rates[0])
+        hidden, attention = (
+            DROPOUT if rate is None else rate for rate in (file.dropout, file.attention_dropout)
+        )
+        given = config.attention_dropout
+        config = replace(config, dropout=hidden, attention_dropout=attention if given is None else given)
     return replace(
         config,
         bert=file.with_gelu(gelu, path) if gelu else file.config,

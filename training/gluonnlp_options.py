@@ -20,7 +20,6 @@ NOT_HERE = {
     "comm_backend": _BACKEND,
     "kvstore": _BACKEND,
     "gpus": "each process takes one GPU; start one for each with mpirun -np, and see CUDA_VISIBLE_DEVICES",
-    "eval_interval": "--ckpt_interval says when a run evaluates, too",
     "no_compute_acc": "accuracies come with the losses, on the device; leave it out",
     "circle_length": _ORDER,
     "repeat": _ORDER,

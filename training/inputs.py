@@ -3,6 +3,7 @@ starts, and the data opened."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Mapping
@@ -114,6 +115,15 @@ class Inputs(RunInputs):
         for own, others in ((self.train, first.train), (self.evaluation, first.evaluation)):
             if own.kind and own != others:
                 open_source(self, own, communicator)
+
+    def num_steps(self, config: RunConfig, seed: int, communicator: Communicator) -> int | None:
+        """Steps as given; of --num_epochs, those that the first pass has, times the number of passes."""
+        epochs, together = config.optimization.num_epochs, config.batch.micro_batches
+        if epochs is None:
+            return config.optimization.num_steps
+        source = open_source(self, self.train, communicator).source
+        batches = PretrainingBatches(source, self.config.batching, seed, Share(0, 1, together))
+        return math.ceil(epochs * batches.blocks_in_epoch(0) / together)
 
     def plan(self, config: RunConfig, world_size: int) -> RunPlan:
         """As `make_plan`."""
@@ -236,7 +246,11 @@ def check_inputs(config: RunConfig) -> Inputs:
         vocab_size=vocab_size,
         max_seq_length=max_seq_length,
         start=start,
-        about=About(data_options=DATA_OPTIONS, evaluation_options=("data_eval",) if evaluation.kind else ()),
+        about=About(
+            epochs=config.optimization.num_epochs,
+            data_options=DATA_OPTIONS,
+            evaluation_options=("data_eval",) if evaluation.kind else (),
+        ),
         train=train,
         evaluation=evaluation,
         config=filled,

@@ -71,13 +71,15 @@ class LastGood:
 class Checkpoints:
     """Saves steps of a run and deletes older ones; every rank has it, and decides the same.
 
-    `late`: whether a checkpoint waits for a step that is not skipped.
+    `late`: whether a checkpoint waits for a step that is not skipped; `newest`: the step of the newest one, 0
+    without.
     """
 
     def __init__(self, run: Run):
         self.late = False
+        self.newest = 0 if run.start.source else run.start.step
         self._run = run
-        self._good = LastGood(run.config.checkpoint.ckpt_dir, 0 if run.start.source else run.start.step)
+        self._good = LastGood(run.config.checkpoint.ckpt_dir, self.newest)
 
     def stepped(self, step: int, applied: bool) -> None:
         """Takes note of a step, and whether it was `applied` or skipped.
@@ -110,6 +112,7 @@ class Checkpoints:
         if not self.late:
             run.save(step, ended, prunes=ended and not skipped)
             self._good.saved(step)
+            self.newest = step
         elif planned:
             run.reporter.warn(
                 f"step {step} was skipped, since its gradients were not finite: no checkpoint is saved or "

@@ -1,4 +1,5 @@
-"""The loop: steps, metrics at multiples of --log_interval, checkpoint and evaluation at --ckpt_interval."""
+"""The loop: steps, metrics at multiples of --log_interval, checkpoints at --ckpt_interval, evaluations at
+--eval_interval."""
 
 from __future__ import annotations
 
@@ -11,15 +12,18 @@ import numpy as np
 
 from base.errors import RUN_AGAIN
 from bert.flops import BACKWARD, size_of
+from training.best import BestCheckpoint
 from training.budget import Budget, Steps
+from training.checkpoint import list_steps
 from training.deadline import EVALUATION, SAVED_BYTES, Deadline, began, end_of_time
 from training.feed import floors_of
 from training.last_good import Checkpoints
 from training.metrics import Totals, figures, finite_or_none
 from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
-from training.report import Ending, summarize
+from training.report import Ending, read_metrics, summarize
 from training.run import Run
+from training.stalled import Stalled
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
 from training.utilisation import Peak
@@ -47,6 +51,10 @@ class Loop:
         self.peak = Peak(config.report, run.model, run.communicator)
         self.decisions = (run.saver, self.budget, self.deadline, self.peak)
         self.checkpoints = Checkpoints(run)
+        self.stalled = Stalled(run)
+        place = config.checkpoint.ckpt_dir
+        saved = list_steps(place) if leads else []
+        self.best = BestCheckpoint(run, [each for each in read_metrics(place) if each["step"] in saved])
         run.reporter.note(f"mfu is the share of {self.peak.sentence}")
 
     def to_the_end(self) -> int:
@@ -59,7 +67,7 @@ class Loop:
         run = self.run
         signalled = interrupted = False
         if run.start.begins_stage_2 or run.start.lacks_evaluation:
-            run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
+            self._evaluate()  # at stage 2's length, or because the run was killed before it
         self.stop.listen()
         self.clock.begin()
         while not (self.budget.spent or interrupted):
@@ -72,12 +80,14 @@ class Loop:
             if self.step % run.config.report.log_interval == 0 or last:
                 self._log(lr, result)
             planned = self.step % run.ckpt_interval == 0 or last
-            if planned or self.checkpoints.late:
+            evaluates = not interrupted and (self.step % run.eval_interval == 0 or last)
+            if planned or evaluates or self.checkpoints.late:
                 with self.clock:  # not training time
-                    self.checkpoints.save(self.step, planned, self.budget.spent, interrupted)
-                    if planned and not interrupted:
+                    if planned or self.checkpoints.late:
+                        self.checkpoints.save(self.step, planned, self.budget.spent, interrupted)
+                    if evaluates:
                         begun = time.monotonic()
-                        run.evaluate(self.step)
+                        self._evaluate()
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
         # No rank ends while rank 0 still writes.
         run.saver.take(run.communicator.all_agree([run.saver.finish(), run.saver.finite]))
@@ -97,7 +107,7 @@ class Loop:
     def _take(self, lr: float) -> StepResult:
         """Takes a step, and notes what it was."""
         run = self.run
-        self.deadline.begin(saves=self.step % run.ckpt_interval == 0)
+        self.deadline.begin(saves=0 in (self.step % run.ckpt_interval, self.step % run.eval_interval))
         self.trace.before_step()
         waited = self.feed.waited
         micro_batches = [next(self.feed) for _ in range(self.feed.micro_batches)]
@@ -119,6 +129,16 @@ class Loop:
         )
         return result
 
+    def _evaluate(self) -> None:
+        """Evaluates; the best so far is kept, and saved where its step has not been."""
+        metrics = self.run.evaluate(self.step)
+        if not self.best.improves(metrics):
+            return
+        if self.checkpoints.newest != self.step and self.run.skips.in_a_row == 0:
+            self.checkpoints.save(self.step, planned=True, ended=False, interrupted=False)
+        if self.checkpoints.newest == self.step:
+            self.best.keep(metrics)
+
     def _log(self, lr: float, result: StepResult) -> None:
         """Reports the steps since the last line of the metrics; every rank calls it."""
         run = self.run
@@ -129,26 +149,29 @@ class Loop:
                 if self.peak.measure():
                     run.reporter.note(f"mfu is the share of {self.peak.sentence}")
         counts = gathered.counts
-        run.reporter.training(
-            {
-                "step": self.step,
-                **run.stage_entry,
-                "time": round(time.time(), 3),
-                **figures(run.task, gathered),
-                "lr": lr,
-                "grad_norm": finite_or_none(result.grad_norm),
-                "loss_scale": run.scaler.scale,
-                "tokens_per_s": counts["tokens"] / seconds,
-                "padded_tokens_per_s": counts["padded_tokens"] / seconds,
-                "sequences_per_s": counts["sequences"] / seconds,
-                "step_s": seconds / self.steps_in_interval,
-                "mfu": self.peak.fraction(counts["flops"] / seconds),
-                "training_s": round(self.clock.total, 3),
-                **self.budget.figures,
-                "data_wait": counts["waited_s"] / run.communicator.size / seconds,
-                "skipped_steps": run.skips.total,
-            }
-        )
+        line = {
+            "step": self.step,
+            **run.stage_entry,
+            "time": round(time.time(), 3),
+            **figures(run.task, gathered),
+            "lr": lr,
+            "grad_norm": finite_or_none(result.grad_norm),
+            "loss_scale": run.scaler.scale,
+            "tokens_per_s": counts["tokens"] / seconds,
+            "padded_tokens_per_s": counts["padded_tokens"] / seconds,
+            "sequences_per_s": counts["sequences"] / seconds,
+            "step_s": seconds / self.steps_in_interval,
+            "mfu": self.peak.fraction(counts["flops"] / seconds),
+            "training_s": round(self.clock.total, 3),
+            **self.budget.figures,
+            "data_wait": counts["waited_s"] / run.communicator.size / seconds,
+            "skipped_steps": run.skips.total,
+        }
+        run.reporter.training(line)
+        warm = self.budget.ticks > run.plan.warmup_steps
+        warning = self.stalled.look(line, warm, counts["sequences"] / self.steps_in_interval)
+        if warning:
+            run.reporter.warn(warning)
         self.totals.reset()
         self.steps_in_interval = 0
 

@@ -48,7 +48,7 @@ def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) ->
         return _stage(part, start, task, ranks, seed)
     communicator = ranks.world
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, communicator)
-    shape, dropout = config.model.bert, config.model.dropout
+    shape, dropout = config.model.bert, config.model.rates
     bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
     initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
     if start.published and communicator.rank == 0:  # the others get rank 0's
@@ -67,7 +67,10 @@ def make_optimizer(config: OptimizationConfig, model: Model, seed: int) -> Optim
         bias_correction=config.bias_correction,
         lower_bound=config.lower_bound,
         upper_bound=config.upper_bound,
+        beta1=config.beta1,
+        beta2=config.beta2,
         epsilon=config.epsilon,
+        weight_decay=config.weight_decay,
     )
     arrays = [parameter.data(model.device) for parameter in parameters.values()]
     moments = MomentType(config.optimizer_state, seed)
@@ -79,8 +82,8 @@ def _stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Mode
     """The stage of a DividedTask."""
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
     check_dtype(dtype)
-    bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)
+    bert = build_part(ranks.part, inputs.vocab_size, config.model.rates, task.heads)
     allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
-    network = task.stage(bert, ranks.part, dtype, config.model.dropout, operators)
+    network = task.stage(bert, ranks.part, dtype, config.model.rates, operators)
     begin_stages(start, network, ranks, seed, config.model.initial_stdev)
     return Model(bert, network, device, dtype, operators)

@@ -52,13 +52,15 @@ GROUPS = {  # of --help, in its order
     "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask static_masks "
     "eval_masked_lm_prob cased sp_nbest sp_alpha num_buckets num_data_workers dummy_data_len",
     "batch": "batch_size use_avg_len accumulate batch_size_eval",
-    "optimization": "num_steps lr warmup_ratio end_lr schedule cooldown_ratio decay_power budget_hours "
-    "dropout optimizer optimizer_state bias_correction lower_bound upper_bound clip_norm seed",
-    "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial reset",
+    "optimization": "num_steps num_epochs lr warmup_ratio end_lr schedule cooldown_ratio decay_power "
+    "budget_hours dropout attention_dropout optimizer optimizer_state bias_correction lower_bound "
+    "upper_bound beta1 beta2 epsilon weight_decay clip_norm seed",
+    "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial "
+    "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
     "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
-    "checkpoints and output": "ckpt_dir ckpt_interval keep_checkpoints resume max_hours save_before "
-    "start_step log_interval progress peak_tflops verbose estimate profile",
+    "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_best resume "
+    "max_hours save_before start_step log_interval progress peak_tflops verbose estimate profile",
 }
 _DESCRIPTIONS = {"optimization": "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"}
 
@@ -191,7 +193,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.padding == REMOVE and options.operators == "mxnet":
         raise InputError("--padding remove needs the fused operators: leave out --operators mxnet")
     model = model_config(options)
-    options.dropout = model.dropout
+    options.dropout, options.attention_dropout = model.rates
     if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):
         raise InputError(
             f"--pretrained: no parameters are published for {options.config_file or options.model}; they are "
@@ -217,12 +219,18 @@ def _check(options: argparse.Namespace) -> None:
     if options.schedule == "wsd":
         options.cooldown_ratio = options.cooldown_ratio or COOLDOWN_RATIO
     options.decay_power = options.decay_power or DECAY_POWERS[options.schedule]
-    if options.budget_hours and options.num_steps:
-        raise InputError("--budget_hours and --num_steps exclude each other: either says when the run ends")
+    ends = [f"--{name}" for name in ("budget_hours", "num_epochs", "num_steps") if getattr(options, name)]
+    if len(ends) > 1:
+        raise InputError(f"{' and '.join(ends)} exclude each other: either says when the run ends")
+    if options.num_epochs and (options.dummy_data_len or not options.data):
+        raise InputError("--num_epochs: passes are over --data; give it, or the length as --num_steps")
     if options.lr and options.end_lr > options.lr:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps and not options.stages:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
+    if (options.keep_best or options.eval_interval) and not options.data_eval:
+        flag = "keep_best" if options.keep_best else "eval_interval"
+        raise InputError(f"--{flag}: nothing is evaluated; name held-out text with --data_eval")
     pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_deadline(taken(DeadlineConfig, options), os.environ)

@@ -72,7 +72,8 @@ def make_plan(
     ]
     # What was left out is the formula's, and agrees; the mixed run's values have to be there together.
     run = {"num_steps": num_steps, "lr": lr, "warmup_ratio": ratio, "max_predictions_per_seq": predictions}
-    duration = f"{hours:g} hours of training" if hours else f"{num_steps} steps"
+    epochs = f"{optimization.num_epochs:g} epochs, " if optimization.num_epochs else ""
+    duration = f"{hours:g} hours of training" if hours else f"{epochs}{num_steps} steps"
     warmup = f"{ratio:.3g} of them warmup" if hours else f"{warmup_steps} warmup steps"
     constant = "" if cooldown is None else f", then constant, cooldown in the last {cooldown / length:.3g}"
     summary = (

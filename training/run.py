@@ -96,8 +96,18 @@ class Run:
         """Steps between checkpoints: as given, else the plan's."""
         return self.config.checkpoint.ckpt_interval or self.plan.ckpt_interval or self.plan.schedule.num_steps
 
-    def evaluate(self, step: int) -> None:
-        """Evaluates and reports, if there is something to evaluate on; every rank calls it."""
+    @property
+    def eval_interval(self) -> int:
+        """Steps between evaluations: as given, else those between checkpoints."""
+        return self.config.checkpoint.eval_interval or self.ckpt_interval
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """Evaluates and reports, if there is something to evaluate on; every rank calls it.
+
+        Returns:
+            the line of the metrics, with a task's scores on rank 0 alone; empty without an evaluation.
+        """
+        metrics: dict[str, Any] = {}
         if self.eval_feed is not None:
             batches, network, device = self.eval_feed(), self.model.network, self.model.device
             if self.ranks.pipelined:
@@ -108,7 +118,9 @@ class Run:
             metrics = evaluate(
                 self.task, passes, self.communicator, device, feed.collector(), feed.controlled
             )
-            self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
+            metrics = {"step": step, **self.stage_entry, **metrics}
+            self.reporter.evaluation(metrics)
+        return metrics
 
     def state(self, ended: bool = False) -> dict[str, Any]:
         """The facts of a checkpoint's manifest, besides its own entries: all that is no array.
@@ -134,6 +146,7 @@ class Run:
             "seed": self.seed,
             "blocks": self.feed.position,
             "ckpt_interval": self.ckpt_interval,
+            "eval_interval": self.eval_interval,
             "training_s": self.clock.total,
             "wall_s": finite_or_none(self.wall.total),
         }
@@ -225,9 +238,10 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         InputError: as `train_stages`.
     """
     wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
-    part, plan = _settled(part, start, ranks)
+    given = part.config.optimization.seed
+    seed = start.facts.get("seed", 0) if given is None else given
+    part, plan = _settled(part, start, ranks, seed)
     (config, inputs), leads = part, ranks.world.rank == 0
-    seed = start.facts.get("seed", 0) if config.optimization.seed is None else config.optimization.seed
     reporter = _open_report(config, start, task, plan) if leads else Reporter()
     stack.callback(reporter.close)
     vocabulary = None
@@ -270,8 +284,9 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     return run
 
 
-def _settled(part: Part, start: Start, ranks: Ranks) -> tuple[Part, RunPlan]:
-    """The part for this number of processes, with what it has to download, and its plan.
+def _settled(part: Part, start: Start, ranks: Ranks, seed: int) -> tuple[Part, RunPlan]:
+    """The part for this number of processes, with its number of steps and what it has to download, and its
+    plan.
 
     Raises:
         InputError: a plan, a device or data that cannot be had; fewer steps than have been taken.
@@ -281,13 +296,18 @@ def _settled(part: Part, start: Start, ranks: Ranks) -> tuple[Part, RunPlan]:
     computing = choose_computing(config.model, ranks.world)
     on_gpu = computing.device.device_type == "gpu"
     check_moments(config.optimization.optimizer_state, computing.operators, on_gpu)
-    plan = part.inputs.plan(config, processes)
+    part.inputs.plan(config, processes)  # whose errors come before work on the data
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, ranks.world)
+    steps = inputs.num_steps(config, data_seed(seed, start.stage), ranks.readers)
+    config = replace(config, optimization=replace(config.optimization, num_steps=steps))
+    plan = inputs.plan(config, processes)
     if plan.num_steps is not None and start.step > start.begun + plan.num_steps and inputs.trains:
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
-        raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
+        epochs = config.optimization.num_epochs
+        flag = f"--num_epochs {epochs:g}, or" if epochs else "--num_steps"
+        raise InputError(f"{flag} {plan.num_steps}{' steps' if epochs else ''}: {already}{of_stage}")
     return Part(config, inputs), plan
 
 
@@ -317,6 +337,6 @@ def _of_config_file(model: ModelConfig) -> str:
     unknown = f"; keys not known here: {', '.join(model.unknown_keys)}" if model.unknown_keys else ""
     return (
         f"--config_file {model.source}: feed-forward layers of {bert.hidden} units, {bert.positions} "
-        f"positions, {bert.token_types} token types, {bert.network}, dropout {model.dropout:g}, random "
+        f"positions, {bert.token_types} token types, {bert.network}, dropout {model.rates}, random "
         f"weights of standard deviation {model.initial_stdev:g}{unknown}"
     )

@@ -83,6 +83,11 @@ class RunInputs(ABC):
         """This rank's part of what is evaluated on, None without any. Every rank calls it. Raises InputError
         for bad data."""
 
+    def num_steps(self, config: RunConfig, seed: int, communicator: Communicator) -> int | None:
+        """Steps as given, also as passes over the data; None where neither is. Every rank calls it, with what
+        is `completed`. Raises InputError for bad data."""
+        return config.optimization.num_steps
+
     def completed(self, config: RunConfig, communicator: Communicator) -> RunInputs:
         """These with what must be downloaded first. Every rank calls it. Raises InputError."""
         return self

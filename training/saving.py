@@ -24,6 +24,7 @@ import ctypes
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -82,7 +83,7 @@ class Saver:
         self._saved: Checkpoint | None = None
         self._failure: BaseException | None = None
         self._keep_now = keep
-        self._pruning: tuple[int, int | None] | None = None
+        self._afterwards: list[Callable[[], None]] = []
 
     def begin(
         self,
@@ -160,9 +161,11 @@ class Saver:
             self._thread.join()
             self._thread = None
             self._report()
-        if self._pruning is not None and self._failure is None:
-            prune(self._ckpt_dir, self._pruning[0], self._keep, self._pruning[1])
-            self._pruning = None
+        try:
+            while self._afterwards and self._failure is None:
+                self._afterwards.pop(0)()
+        except OSError as error:
+            self._failure = TrainingError(f"{error.filename} cannot be written: {error.strerror or error}")
         return self._failure is None
 
     @property
@@ -173,7 +176,11 @@ class Saver:
     def prune(self, step: int, spared: int | None) -> None:
         """Deletes checkpoints up to `step` but for the newest, and that of the step `spared`, when what is
         being written is complete."""
-        self._pruning = step, spared
+        self.afterwards(partial(prune, self._ckpt_dir, step, self._keep, spared))
+
+    def afterwards(self, act: Callable[[], None]) -> None:
+        """Calls `act` when what is being written is complete, if it can be; an OSError of it is a failure."""
+        self._afterwards.append(act)
         if not self.busy:
             self.finish()
 

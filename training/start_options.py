@@ -45,14 +45,18 @@ class StartConfig:
         "stage 2 goes on with stage 1's moments and loss scale; the paper's begins without"
     )
     init_from: str | None = option(
-        "begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
-        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in ckpt_dir "
-        "wins",
+        "begin with the parameters of a checkpoint folder (its newest; FOLDER:STEP, FOLDER:best), a .params "
+        "file, a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in "
+        "ckpt_dir wins",
         path_name,
         "WEIGHTS",
     )
     init_partial: bool = flag(
         "with --init_from: take what fits this run's model and list what does not, which begins random"
+    )
+    init_vocab: bool = flag(
+        "with --init_from: this run's --vocab is another one than that of the weights. Rows of tokens that "
+        "both have are kept, the others drawn anew. The fewer are kept, the less is left of the pretraining"
     )
     reset: str | None = option(  # of RESETS, with commas, or "none"
         "what begins anew: of optimizer, schedule and data one or more, with commas, or none (default: all "
@@ -102,6 +106,13 @@ def check_start_options(options: argparse.Namespace) -> None:
         )
     if options.init_partial and not given:
         raise InputError("--init_partial needs --init_from: it is about the parameters that it names")
+    if options.init_vocab and not given:
+        raise InputError("--init_vocab needs --init_from: it is about the weights that it names")
+    if options.init_vocab and options.reset is not None and OPTIMIZER not in resets:
+        raise InputError(
+            f"--init_vocab: the moments are of the other vocabulary's rows; give --reset "
+            f"{','.join(name for name in RESETS if name in {*resets, OPTIMIZER})}"
+        )
     if options.reset is not None and not given and not options.start_step:
         reason = (
             "--resume goes on as if there had been no interruption"

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.fused import FusedBert
 from bert.model import initialize_head
 
@@ -71,7 +71,9 @@ class LabelLoss(mx.gluon.HybridBlock):
 class FusedLabelLoss(FusedBert):
     """The same on the fused operators: above its attention the top layer computes only the first token."""
 
-    def __init__(self, bert: BERTModel, head: LabelHead, config: BertConfig, dtype: str, dropout: float):
+    def __init__(
+        self, bert: BERTModel, head: LabelHead, config: BertConfig, dtype: str, dropout: float | Dropout
+    ):
         super().__init__(bert, config, dtype, dropout)
         self.head = head
 
@@ -88,8 +90,10 @@ class FusedLabelLoss(FusedBert):
         return self.head(F.tanh(pooled), *labels)
 
 
-def make_head(units: int, num_labels: int, bert: BERTModel, dtype: str, dropout: float) -> LabelHead:
+def make_head(
+    units: int, num_labels: int, bert: BERTModel, dtype: str, dropout: float | Dropout
+) -> LabelHead:
     """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
-    head = LabelHead(units, num_labels, dropout)
+    head = LabelHead(units, num_labels, Dropout.of(dropout).hidden)
     initialize_head(head, bert, dtype)
     return head

@@ -10,7 +10,7 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from bert.arrays import on_device
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
 from bert.model import POOLER
 from data.classification.features import Batch
@@ -37,7 +37,7 @@ class Classification(Task):
         self.sums = ("label_loss", "label_correct") if num_labels else ("label_loss",)
 
     def network(
-        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
+        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float | Dropout, operators: str
     ) -> LabelLoss | FusedLabelLoss:
         """The hybridized loss above `bert`, with a head of random weights."""
         head = make_head(config.units, self._num_labels, bert, dtype, dropout)

@@ -6,7 +6,7 @@ from typing import Any, Mapping
 
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.fused import FusedBert, Layers, SameValues
 from bert.part import ModelPart
 from bert.weights.names import DECODER, EMBEDDING
@@ -29,7 +29,7 @@ class FusedPretrainingLoss(FusedBert):
         bert: BERTModel,
         config: BertConfig,
         dtype: str,
-        dropout: float,
+        dropout: float | Dropout,
         part: ModelPart | None = None,
     ):
         products = ["decoder.0.weight"] if part is None or part.last else []

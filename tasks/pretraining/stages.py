@@ -14,12 +14,12 @@ from typing import Any
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import LAYER_NORM_EPSILON
+from bert.configuration import LAYER_NORM_EPSILON, Dropout
 from bert.part import ModelPart, held_parameters
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import losses
 
-_DROPOUTS = 3  # of a layer: attention, and both branches beside the residual
+_HIDDEN = 2  # operators of a layer that drop activations: both branches beside the residual
 
 
 def takes(part: ModelPart) -> slice:
@@ -31,7 +31,7 @@ def takes(part: ModelPart) -> slice:
 class FusedStage(FusedPretrainingLoss):
     """A stage on the fused operators. Activations are (B, L, units) float32."""
 
-    def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float):
+    def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float | Dropout):
         super().__init__(bert, part.config, dtype, dropout, part)
         self.takes = takes(part)
 
@@ -46,12 +46,12 @@ class FusedStage(FusedPretrainingLoss):
     def skip_dropout(self, rows: int, length: int) -> None:
         """Draws from MXNet's generator what the stages before this one draw for a micro-batch: the dropout of
         a layer is then the same on any stage. Each operator with dropout draws one key, whatever its size."""
-        if self.part.first or not self._dropout:
-            return
+        layers, (hidden, attention) = self.part.begin, self._dropout
         x, one = mx.nd.zeros((1, 1)), mx.nd.zeros((1,))
-        for _ in range(1 + _DROPOUTS * self.part.begin):
+        drawn = bool(hidden) * (1 + _HIDDEN * layers) + bool(attention) * layers
+        for _ in range(0 if self.part.first else drawn):
             mx.nd.bert_add_norm(
-                x, one, x, one, one, one, dropout=self._dropout, eps=LAYER_NORM_EPSILON
+                x, one, x, one, one, one, dropout=0.5, eps=LAYER_NORM_EPSILON
             )  # whose mode is not 1: it drops
 
     def forward(self, *inputs: mx.nd.NDArray) -> Any:
@@ -79,12 +79,12 @@ class PlainStage(mx.gluon.HybridBlock):
 
     adds_in_backward = True  # whether grad_req "add" is heeded
 
-    def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float):
+    def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float | Dropout):
         super().__init__(prefix="")
         self.bert = bert
         self.part = part
         self.takes = takes(part)
-        self._dtype, self._dropout = dtype, dropout
+        self._dtype, self._dropout = dtype, Dropout.of(dropout)
         if part.first:
             self._reg_params["positions"] = bert.encoder.position_weight
 
@@ -102,7 +102,7 @@ class PlainStage(mx.gluon.HybridBlock):
     def skip_dropout(self, rows: int, length: int) -> None:
         """Draws from MXNet's generator what the stages before this one draw for a micro-batch: the dropout of
         a layer is then the same on any stage. MXNet draws as many numbers as an array has elements."""
-        if self.part.first or not self._dropout:
+        if self.part.first:
             return
         (device,) = (
             next(iter(self.bert.pooler.collect_params().values())).list_ctx()
@@ -110,10 +110,12 @@ class PlainStage(mx.gluon.HybridBlock):
             else (self.bert.encoder.transformer_cells[self.part.begin].proj.weight.list_ctx())
         )
         shape, dtype = self.activations(rows, length)
-        hidden = mx.nd.ones(shape, device, dtype)
-        scores = mx.nd.ones((rows * self.part.config.heads, length, length), device, dtype)
-        for array in [hidden, *[scores, hidden, hidden] * self.part.begin]:
-            mx.nd.Dropout(array, p=self._dropout, mode="always")
+        hidden = mx.nd.ones(shape, device, dtype), self._dropout.hidden
+        squares = (rows * self.part.config.heads, length, length)
+        scores = mx.nd.ones(squares, device, dtype), self._dropout.attention
+        for array, rate in [hidden, *[scores, hidden, hidden] * self.part.begin]:
+            if rate:
+                mx.nd.Dropout(array, p=rate, mode="always")
 
     def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
         given = list(inputs)
@@ -133,7 +135,7 @@ class PlainStage(mx.gluon.HybridBlock):
             size = self.part.config
             embedded = F.Embedding(steps, weights["positions"], size.positions, size.units)
             x = F.broadcast_add(x, F.expand_dims(embedded, axis=1))
-            if self._dropout:
+            if self._dropout.hidden:
                 x = encoder.dropout_layer(x)
             x = encoder.layer_norm(x)
         for index in range(self.part.begin, self.part.end):

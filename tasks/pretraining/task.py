@@ -9,7 +9,7 @@ import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
 from bert.arrays import on_device
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
 from bert.model import HEADS
 from bert.part import ModelPart
@@ -35,7 +35,7 @@ class Pretraining(DividedTask):
     short = "mlm"
 
     def network(
-        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
+        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float | Dropout, operators: str
     ) -> PretrainingLoss | FusedPretrainingLoss:
         """The hybridized losses of `bert`, made by build_model(config, ..., dropout), in `dtype`."""
         if operators == "fused":
@@ -46,7 +46,7 @@ class Pretraining(DividedTask):
         return network
 
     def stage(
-        self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float, operators: str
+        self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float | Dropout, operators: str
     ) -> FusedStage | PlainStage:
         """The same for a part of `bert`, made by build_part and allocated."""
         kind = FusedStage if operators == "fused" else PlainStage

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.fused import FusedBert
 from bert.model import initialize_head
 
@@ -95,7 +95,9 @@ class SpanLoss(mx.gluon.HybridBlock):
 class FusedSpanLoss(FusedBert):
     """The same on the fused operators."""
 
-    def __init__(self, bert: BERTModel, head: SpanHead, config: BertConfig, dtype: str, dropout: float):
+    def __init__(
+        self, bert: BERTModel, head: SpanHead, config: BertConfig, dtype: str, dropout: float | Dropout
+    ):
         super().__init__(bert, config, dtype, dropout)
         self.head = head
 

@@ -9,7 +9,7 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from bert.arrays import on_device
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
 from data.questions.windows import QuestionBatch
 from tasks.base import Floors, Panel, Task, ratio
@@ -34,7 +34,7 @@ class QuestionAnswering(Task):
         self._over_padding = over_padding
 
     def network(
-        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
+        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float | Dropout, operators: str
     ) -> SpanLoss | FusedSpanLoss:
         """The hybridized losses above `bert`, with a head of random weights."""
         head = make_head(config.units, bert, dtype, self._over_padding)

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.configuration import named_config
+from bert.configuration import Dropout, named_config
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.operators import choose_operators
 from bert.part import ModelPart, allocate, build_part
@@ -55,6 +55,12 @@ def inputs(batch):
         ("fused", "float32", 0.1, (1, 2), UNTIED),
         ("mxnet", "float32", 0.1, (1, 1, 1), CONFIG),
         ("mxnet", "float32", 0.0, (2, 1), UNTIED),
+        ("fused", "float32", Dropout(0.1, 0.3), (1, 2), CONFIG),
+        ("fused", "float32", Dropout(0.1, 0), (1, 2), CONFIG),
+        ("fused", "bfloat16", Dropout(0, 0.1), (1, 1, 1), CONFIG),
+        ("mxnet", "float32", Dropout(0.1, 0.3), (1, 1, 1), CONFIG),
+        ("mxnet", "float32", Dropout(0, 0.1), (1, 2), CONFIG),
+        ("mxnet", "float32", Dropout(0.1, 0), (1, 2), CONFIG),
     ],
 )
 def test_stages_compute_what_the_whole_network_does(operators, dtype, dropout, counts, config):

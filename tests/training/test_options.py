@@ -114,18 +114,21 @@ class TestConfigFile:
         message = refused("--config_file", "c.json", "--model", "bert_2_16_2")
         assert message.startswith("--model bert_2_16_2 and --config_file c.json exclude each other")
 
-    def test_one_rate_of_dropout(self, model):
-        rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
-        with pytest.raises(
-            InputError, match="hidden_dropout_prob 0.1 and attention_probs_dropout_prob 0.2 d"
-        ):
-            model(**rates)
-        with pytest.raises(
-            InputError, match="hidden_dropout_prob 0.3 and attention_probs_dropout_prob 0.1 d"
-        ):
-            model(hidden_dropout_prob=0.3)
-        assert model("--dropout", "0.15", **rates).dropout == 0.15
-        assert parse("--config_file", "c.json", "--dropout", "0").dropout == 0
+    def test_both_rates_of_dropout(self, model):
+        file = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+        assert model().rates == (0.1, 0.1)
+        assert model(**file).rates == (0.3, 0.2) and str(model(**file).rates) == "0.3 (attention 0.2)"
+        assert model(hidden_dropout_prob=0.3).rates == (0.3, 0.1)  # a default of its own each
+        assert model("--dropout", "0.15", **file).rates == (0.15, 0.15)
+        assert model("--attention_dropout", "0", **file).rates == (0.3, 0)
+        assert model("--dropout", "0", "--attention_dropout", "0.4", **file).rates == (0, 0.4)
+        found = parse("--config_file", "c.json", "--dropout", "0")
+        assert (found.dropout, found.attention_dropout) == (0, 0)
+
+    def test_without_a_file_the_attention_has_the_rate_of_the_rest(self):
+        rates = [run_config(parse(*words)).model.rates for words in ([], ["--dropout", "0.2"])]
+        assert rates == [(0.1, 0.1), (0.2, 0.2)]
+        assert run_config(parse("--attention_dropout", "0")).model.rates == (0.1, 0)
 
     def test_gelu(self, model):
         assert model().bert.activation == "erf" and model("--gelu", "tanh").bert.activation == "tanh"
@@ -226,6 +229,11 @@ _COUNTS = (
         ("clip_norm", ["-1"]),
         ("warmup_ratio", ["-0.1", "1.1"]),
         ("dropout", ["-0.1", "1"]),
+        ("attention_dropout", ["-0.1", "1"]),
+        ("beta1", ["-0.1", "1"]),
+        ("beta2", ["-0.1", "0.9999999"]),
+        ("epsilon", ["0", "2"]),
+        ("weight_decay", ["-0.1"]),
         ("short_seq_prob", ["-0.1", "1.1"]),
         ("masked_lm_prob", ["0", "-0.1", "1.1"]),
     ],
@@ -310,7 +318,7 @@ def test_help_names_every_option(capsys):
         parse("--help")
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"--{name}" in text for name in TABLE if name not in ("sp_seed", "epsilon"))
+    assert all(f"--{name}" in text for name in TABLE if name != "sp_seed")
 
 
 @pytest.mark.parametrize(

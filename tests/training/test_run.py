@@ -365,3 +365,15 @@ def test_another_seed_or_optimizer_is_announced():
     (hours,) = changes("--budget_hours", "5")
     assert hours.startswith("--budget_hours 5: the checkpoint does not say")
     assert changes("--budget_hours", "5", start=Start(step=4, facts={"training_s": 9.0, "options": {}})) == []
+
+
+@pytest.mark.parametrize("name, default, given", [("beta1", 0.9, 0.8), ("weight_decay", 0.01, 0.1)])
+def test_another_number_of_the_optimizer_is_announced(name, default, given):
+    def changes(saved: dict, *resets: str) -> list[str]:
+        options = parse_options(["--data", "x.npz", f"--{name}", str(given)], "description")
+        start = Start(step=4, facts={"options": {"lr": 1.0, **saved}}, resets=frozenset(resets))
+        return changed_options(start, run_config(options))
+
+    said = [f"--{name} {given}: the checkpoint's run had {default}"]
+    assert changes({}) == changes({name: default}) == said
+    assert changes({name: given}) == changes({}, "optimizer") == []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping
+from dataclasses import dataclass, replace
+from typing import Mapping, Sequence
 
 from base.command_line import path_name
 from base.errors import InputError
 from base.options import flag, option
 from bert.configuration import BertConfig
 from bert.weights.bare_params import check_finite, expected_shapes
+from bert.weights.beside import read_vocabulary
 from bert.weights.names import POOLER, part_of
 from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
@@ -19,6 +20,7 @@ from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
 from training.start.initial import Initial
+from training.start.new_vocabulary import with_vocabulary
 
 INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 
@@ -36,6 +38,7 @@ class BeginningConfig:
         "WEIGHTS",
     )
     sentencepiece: str | None = None
+    init_vocab: bool = False
     uncased: bool = flag("expect weights that ignore case; they say so by themselves")
 
 
@@ -58,6 +61,7 @@ class Found:
     weights: Weights | None
     flag: str = INIT_FROM
     initial_stdev: float | None = None  # of random weights, as --config_file says it
+    anew: Sequence[int] = ()  # as training.start.initial.Initial has it
 
     @property
     def tokenizer_config(self) -> TokenizerConfig:
@@ -76,18 +80,26 @@ def find_beginning(config: BeginningConfig) -> Found:
         flag = MODEL_PARAMETERS
         if config.init_from:
             raise InputError(f"{INIT_FROM} and {MODEL_PARAMETERS} exclude each other: both bring BERT")
+    described = config.described
+    anew: Sequence[int] = ()
+    if config.init_vocab and (flag != INIT_FROM or given is None or config.sentencepiece):
+        raise InputError(f"--init_vocab needs {INIT_FROM}, and --vocab, this run's own vocabulary")
     if given is None:
         return _random(config)
-    weights = find_described(given, flag, config.described)
+    # Beside them is their own vocabulary then, which --vocab does not name.
+    weights = find_described(given, flag, replace(described, vocab=None) if config.init_vocab else described)
+    if config.init_vocab:
+        tokens = read_vocabulary(described.vocab, "--vocab") if described.vocab else None
+        source = f"{flag} {weights.source}"
+        weights, anew = with_vocabulary(source, weights, tokens, len(tokens or ()))
     if weights.config.token_types < 2:
         raise InputError(f"{flag} {weights.source} has one token type, and pairs of texts need two")
     tokenizer = described_tokenizer(weights, flag, config.described, config.sentencepiece)
     if config.uncased and tokenizer.cased:
         raise InputError(f"--uncased: {flag} {weights.source} keeps upper case; leave the option out")
     file = config.described.config_file
-    return Found(
-        weights.config, weights.vocab_size, tokenizer, weights, flag, file.initial_stdev if file else None
-    )
+    stdev = file.initial_stdev if file else None
+    return Found(weights.config, weights.vocab_size, tokenizer, weights, flag, stdev, anew)
 
 
 def _random(config: BeginningConfig) -> Found:
@@ -137,7 +149,7 @@ def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:
     if random:
         messages.append(f"{weights.source}: random numbers for {' and '.join(random)}")
     check_finite(source, tensors)
-    return Initial(weights.source, tensors, messages)
+    return Initial(weights.source, tensors, messages, anew=found.anew)
 
 
 def _is_pooler(name: str, parameters: TaskParameters) -> bool:

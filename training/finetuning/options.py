@@ -58,7 +58,9 @@ NOT_HERE = {
 class FinetuningConfig:
     """Options that pretraining does not have."""
 
-    epochs: float = option("passes over the training data; 2 to 4 are usual", positive, default=3)
+    epochs: float = option(
+        "passes over the training data; 2 to 4 are usual", positive, default=3, flags=("--num_epochs",)
+    )
     backend: str | None = option(
         "default: by the launcher: mpirun and horovodrun hvd, bpslaunch byteps, none local",
         choices=BACKENDS,
@@ -77,13 +79,13 @@ TABLE = {
     ),
 }
 GROUPS = {  # of --help, in its order
-    "model": "init_from model_parameters vocab cased model config_file gelu sentencepiece uncased dtype "
-    "operators padding dropout",
-    "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr epsilon warmup_ratio "
-    "clip_norm seed seeds search max_seq_length num_data_workers",
+    "model": "init_from model_parameters vocab init_vocab cased model config_file gelu "
+    "sentencepiece uncased dtype operators padding dropout attention_dropout",
+    "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr beta1 beta2 epsilon "
+    "weight_decay warmup_ratio clip_norm seed seeds search max_seq_length num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback",
-    "checkpoints and output": "ckpt_dir only_predict ckpt_interval keep_checkpoints resume max_hours "
-    "save_before log_interval progress peak_tflops verbose estimate profile",
+    "checkpoints and output": "ckpt_dir only_predict ckpt_interval eval_interval keep_checkpoints "
+    "keep_best resume max_hours save_before log_interval progress peak_tflops verbose estimate profile",
 }
 _CHANGES: dict[str, dict[str, Any]] = {
     OPTIONS_FILE.name: {
@@ -91,9 +93,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "init_from": {
         "flags": ("--pretrained_bert_parameters",),
-        "help": "pretrained weights: a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
-        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, --model and --vocab begin at "
-        "random",
+        "help": "pretrained weights: a checkpoint folder (its newest; FOLDER:STEP, FOLDER:best), a .params "
+        "file, a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, --model and --vocab "
+        "begin at random",
     },
     "model": {"flags": ("--bert_model", "--model_name")},
     "sentencepiece": {
@@ -106,7 +108,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "operators": {"help": "as in pretraining"},
     "padding": {"help": "as in pretraining"},
-    "dropout": {"default": DROPOUT, "help": "of activations and attention"},
+    "dropout": {"default": DROPOUT, "help": "of activations, the head's included"},
+    "attention_dropout": {"help": "of the attention's probabilities (default: as --dropout)"},
     "num_steps": {"flags": ("--training_steps",), "help": "optimizer steps in place of --epochs"},
     "batch_size": {
         "default": 32,

@@ -55,6 +55,8 @@ def prepare(script: Script, argv: Sequence[str] | None) -> Prepared:
     wanted = Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary)
     start = check_start(config, wanted, lambda: take_initial(found, files.parameters))
     read = files.read(config.checkpoint.ckpt_dir)
+    if options.keep_best and read.evaluation is None:
+        raise InputError("--keep_best: nothing is evaluated; name a file to score with --dev_file")
     inputs = FinetuningInputs(
         training=read.training,
         evaluation=read.evaluation,

@@ -161,12 +161,14 @@ def _stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | Non
         raise InputError(f"--stages 1: {there} is of stage 2 already; go on with --stages 2 or both")
     taken = facts["step"] - facts.get("begun", 0)
     if ended and config.start.stage == stage:
-        # Unless this run gives the stage other steps or more hours. Planned steps that follow from the number
-        # of processes may differ now; the stage has ended all the same.
+        # Unless this run gives the stage other steps or passes, or more hours. Planned steps that follow from
+        # the number of processes may differ now; the stage has ended all the same.
         if given.budget_hours is not None:
             ended = facts["training_s"] >= given.budget_hours * 3600
         else:
             ended = given.num_steps in (None, taken)
+            if given.num_epochs is not None:
+                ended = ended and facts["options"].get("num_epochs") == given.num_epochs
     if stage == 1 and stages == "2" and not ended:
         planned = facts["num_steps"]
         far = f"{taken} of {planned} steps" if planned else f"{facts['training_s'] / 3600:.3g} hours"

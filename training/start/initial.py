@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from base.errors import InputError
 from bert.configuration import BertConfig
@@ -14,12 +14,14 @@ from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.vocab import Vocabulary
 from training.checkpoint import Checkpoint, load_step, step_of
+from training.start.new_vocabulary import OF_TOKENS, with_vocabulary
 from training.start.weights import find_weights
 from training.start_options import RESETS, StartConfig
 
 POSITIONS = "encoder.position_weight"
 _NETWORK = "a network of"
 FLAG = "--init_from"
+_NEW_TOKENS = "add --init_vocab, which keeps the rows of tokens that both vocabularies have,"
 _PARTIAL = "or add --init_partial, which takes what fits and begins the rest with random numbers"
 
 
@@ -33,12 +35,18 @@ class Initial:
             rows than the run's, or with --init_partial fewer: the first ones are taken.
         messages: sentences for people: what was assumed, and what begins random.
         checkpoint: the one that they belong to, where it is one of ours.
+        anew: numbers of the tokens whose rows are drawn anew.
     """
 
     source: str
     tensors: Mapping[str, Tensor]
     messages: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
+    anew: Sequence[int] = ()
+
+    def drawn_rows(self, name: str) -> Sequence[int]:
+        """Rows of a parameter, those of new tokens, that keep the random numbers that the model has there."""
+        return self.anew if name in OF_TOKENS else ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,11 @@ def find_initial(start: StartConfig, wanted: Wanted) -> Initial | None:
         return None
     weights = find_weights(start.init_from, FLAG, wanted.bert)
     source = f"{FLAG} {weights.source}"
-    checkpoint = None
+    checkpoint: Checkpoint | None = None
+    anew: Sequence[int] = ()
+    if start.init_vocab:
+        tokens = wanted.vocabulary.tokens if wanted.vocabulary else None
+        weights, anew = with_vocabulary(source, weights, tokens, wanted.vocab_size)
     if start.resets != frozenset(RESETS):
         checkpoint = _with_states(source, weights, start)
     messages = list(weights.notes)
@@ -80,7 +92,7 @@ def find_initial(start: StartConfig, wanted: Wanted) -> Initial | None:
                 f"{weights.source}: of its {rows} positions the first {wanted.bert.positions} are taken"
             )
     check_finite(source, tensors)
-    return Initial(weights.source, tensors, messages, checkpoint)
+    return Initial(weights.source, tensors, messages, checkpoint, anew)
 
 
 def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoint:
@@ -104,14 +116,19 @@ def _check_whole(source: str, weights: Weights, wanted: Wanted) -> None:
     if other:
         theirs = ", ".join(f"{name} {found}" for name, found, _ in other)
         ours = ", ".join(f"{name} {needed}" for name, _, needed in other)
-        raise InputError(f"{source} has {theirs}, this run {ours}; name its model and vocabulary, {_PARTIAL}")
+        words = f" {_NEW_TOKENS}" if "vocabulary size" in ours else ""
+        raise InputError(
+            f"{source} has {theirs}, this run {ours}; name its model and vocabulary,{words} {_PARTIAL}"
+        )
     if weights.missing:
         raise InputError(
             f"{source} lacks the {', the '.join(weights.missing)}; name a whole file, {_PARTIAL}"
         )
     difference = _first_other_token(weights, wanted)
     if difference:
-        raise InputError(f"{source}: {difference}; give this run the vocabulary of the file, {_PARTIAL}")
+        raise InputError(
+            f"{source}: {difference}; give this run the vocabulary of the file, {_NEW_TOKENS} {_PARTIAL}"
+        )
 
 
 def _differences(weights: Weights, wanted: Wanted) -> list[tuple[str, object, object]]:

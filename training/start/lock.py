@@ -139,7 +139,7 @@ def _lacks_evaluation(start: Start, config: RunConfig, evaluation_options: Seque
     )
     if not evaluates or not start.step or start.step != facts["step"]:
         return False
-    interval = facts.get("ckpt_interval", saved.get("ckpt_interval", 0))
+    interval = facts.get("eval_interval", facts.get("ckpt_interval", saved.get("ckpt_interval", 0)))
     if not facts.get("ended") and (not interval or start.step % interval):
         return False  # saved because of a signal
     place = (start.step, facts.get("stage"))

@@ -69,8 +69,12 @@ def checkpoint_arrays(
 
 def initial_array(initial: Initial, name: str, drawn: mx.nd.NDArray) -> np.ndarray:
     """A parameter of --init_from in the place of `drawn`, in its dtype; where it has more rows the first
-    ones, where it has fewer the others are those drawn. Raises InputError: it is not finite in that dtype."""
+    ones, where it has fewer the others are those drawn, as are those of new tokens. Raises InputError: it is
+    not finite in that dtype."""
     array, rows = as_dtype(initial.tensors[name].read(), drawn.dtype), drawn.shape[0]
+    anew = list(initial.drawn_rows(name))
+    if anew:
+        array[anew] = drawn.asnumpy()[anew]
     if array.shape[0] < rows:
         array = np.concatenate([array, drawn.asnumpy()[array.shape[0] :]])
     array = np.ascontiguousarray(array[:rows])

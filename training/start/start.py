@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from training.checkpoint import Checkpoint
-from training.config import RunConfig
+from training.config import OptimizationConfig, RunConfig
 from training.start.initial import Initial
 from training.start_options import DATA, OPTIMIZER, SCHEDULE
 
@@ -124,6 +124,11 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
             f"--optimizer_state {moments}: the checkpoint's run had {saved_moments}; its moments are "
             "converted"
         )
+    for name in ("beta1", "beta2", "epsilon", "weight_decay"):
+        value = getattr(config.optimization, name)
+        before = saved.get(name, getattr(OptimizationConfig, name))  # older runs had the defaults
+        if saved and before != value and start.keeps(OPTIMIZER):
+            messages.append(f"--{name} {value:g}: the checkpoint's run had {before:g}")
     batch = config.batch
     accumulate = saved.get("accumulate", batch.accumulate)
     if accumulate != batch.accumulate and start.keeps(SCHEDULE):

@@ -12,6 +12,7 @@ from bert.configuration import BertConfig, recorded_config
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.tokenizing.vocab import WORDPIECE
+from training.best import BEST, BEST_FILE, best_step
 from training.checkpoint import (
     PARAMS,
     Checkpoint,
@@ -23,7 +24,7 @@ from training.checkpoint import (
 )
 from training.start.vocabulary import FILES, saved_vocabulary
 
-_AT_STEP = re.compile(r"(.+):(\d+)")
+_AT_STEP = re.compile(rf"(.+):(\d+|{BEST})")
 
 
 def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Weights:
@@ -31,7 +32,7 @@ def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Wei
 
     Args:
         given: a folder of our checkpoints, of which the newest complete one is taken (a folder that holds it
-            as `ckpt` will do); FOLDER:STEP, one of them; or whatever `open_weights` reads.
+            as `ckpt` will do); FOLDER:STEP, one of them, or FOLDER:best; or whatever `open_weights` reads.
         flag: the option, for messages.
         config: as `open_weights` has it.
 
@@ -40,7 +41,8 @@ def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Wei
     """
     match = _AT_STEP.fullmatch(given)
     if match and not os.path.exists(given):
-        return _at_step(_checkpoint_folder(match[1]) or match[1], int(match[2]), flag, config)
+        folder = _checkpoint_folder(match[1]) or match[1]
+        return _at_step(folder, _step(folder, match[2], f"{flag} {given}"), flag, config)
     folder = _checkpoint_folder(given)
     if folder is not None:
         return _newest(folder, flag, config)
@@ -48,6 +50,14 @@ def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Wei
     if step is not None and step in list_steps(folder):
         return _at_step(folder, step, flag, config)
     return open_weights(given, flag, config)
+
+
+def _step(folder: str, text: str, source: str) -> int:
+    if text != BEST:
+        return int(text)
+    if not os.path.exists(os.path.join(folder, BEST_FILE)):
+        raise InputError(f"{source}: no {BEST_FILE} there, which a run with --keep_best has; name a step")
+    return best_step(folder)
 
 
 def _checkpoint_folder(given: str) -> str | None:

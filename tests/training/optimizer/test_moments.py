@@ -24,14 +24,17 @@ from tests.training.optimizer.test_optimizer import (
 )
 from training.optimizer.moments import Bfloat16Moment, MomentType, check_moments, converted
 from training.optimizer.optimizer import Optimizer
+from training.optimizer.update_rule import Rule
 
 if not load_operators():
     pytest.skip("the fused operators have not been built", allow_module_level=True)
 
 
-def make(dtype: str = "bfloat16", seed: int = 0, kind: str = "lamb") -> tuple[Optimizer, list[mx.nd.NDArray]]:
+def make(
+    dtype: str = "bfloat16", seed: int = 0, kind: str = "lamb", **options: float
+) -> tuple[Optimizer, list[mx.nd.NDArray]]:
     weights = on_device(random_weights())
-    return Optimizer(kind, NAMES, weights, native=True, moments=MomentType(dtype, seed)), weights
+    return Optimizer(kind, NAMES, weights, Rule(**options), True, MomentType(dtype, seed)), weights
 
 
 def train(optimizer: Optimizer, first: int, last: int) -> None:
@@ -43,10 +46,11 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
+@pytest.mark.parametrize("options", [{}, {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3, "weight_decay": 0.1}])
 @pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
-def test_it_follows_the_reference_as_far_as_bfloat16_goes(kind: str) -> None:
-    optimizer, weights = make(kind=kind)
-    reference = Reference(kind, random_weights())
+def test_it_follows_the_reference_as_far_as_bfloat16_goes(kind: str, options: dict) -> None:
+    optimizer, weights = make(kind=kind, **options)
+    reference = Reference(kind, random_weights(), **options)
     start = random_weights()
     for step in range(1, 26):
         gradients = random_gradients(step)

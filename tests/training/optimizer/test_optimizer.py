@@ -122,6 +122,8 @@ def assert_close(
         ("bertadam", {}),
         ("adamw", {}),
         ("adamw", {"weight_decay": 0.1}),
+        ("bertadam", {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3, "weight_decay": 0.1}),
+        ("adamw", {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3, "weight_decay": 0.1}),
     ],
 )
 def test_float32_follows_the_reference(native: bool, kind: str, options: dict) -> None:
@@ -145,11 +147,13 @@ def test_float32_follows_the_reference(native: bool, kind: str, options: dict) -
         assert np.abs(after - before).mean() > 1e-2 * np.abs(before).mean()
 
 
+@pytest.mark.parametrize("options", [{}, {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3, "weight_decay": 0.1}])
 @pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
-def test_float16_follows_the_reference_through_its_master_weights(kind: str) -> None:
+def test_float16_follows_the_reference_through_its_master_weights(kind: str, options: dict) -> None:
     start = [value.astype(np.float16) for value in random_weights()]
     weights = on_device(start)
-    optimizer, reference = Optimizer(kind, NAMES, weights), Reference(kind, start)
+    optimizer = Optimizer(kind, NAMES, weights, Rule(**options))
+    reference = Reference(kind, start, **options)
     scale = 2.0**10
     for step in range(1, STEPS + 1):
         gradients = [(g * scale).astype(np.float16) for g in random_gradients(step)]

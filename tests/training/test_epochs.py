@@ -1,0 +1,79 @@
+"""--num_epochs: passes over the data as steps, counted here by the position that the feed itself reaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from base.errors import InputError
+from data.pretraining.batches import EPOCH_SHIFT
+from tests.processes import ROOT, run_ranks
+from tests.training.staged import arrays_of, manifest_of, parts_of, run, words
+from training.checkpoint import list_steps
+
+PASSES = {"num_steps": None, "num_epochs": "2,0.5", "batch_size": "64,16", "static_masks": True}
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """Two passes over the text in stage 1, half of one in stage 2. Static masks: every pass is the same."""
+    directory = tmp_path_factory.mktemp("passes")
+    assert run(directory, corpus, **PASSES) == 0
+    return directory
+
+
+def ends_of(directory):
+    """The manifests of both stages' last steps."""
+    return [facts for step in list_steps(str(directory)) if (facts := manifest_of(directory, step))["ended"]]
+
+
+def test_each_stage_takes_its_passes(whole):
+    first, second = ends_of(whole)
+    assert first["step"] == first["num_steps"] and first["options"]["num_epochs"] == 2
+    # A step is one block: the position is the beginning of the third pass.
+    assert first["blocks"] == 2 << EPOCH_SHIFT
+    assert second["blocks"] == second["num_steps"] == second["step"] - first["step"] > 3
+
+
+def test_the_start_says_how_many_steps_they_are(whole):
+    text = (whole / "run.yaml").read_text()
+    assert "\nnum_epochs: [2.0, 0.5]\n" in text and "\nnum_steps: null\n" in text
+    assert f"; 0.5 epochs, {ends_of(whole)[1]['num_steps']} steps, peak learning rate" in text
+
+
+def test_resumed_and_made_longer(whole, corpus, tmp_path):
+    steps = [each["step"] for each in ends_of(whole)]
+    assert run(tmp_path, corpus, **{**PASSES, "stages": "1", "num_epochs": "1,1"}) == 0
+    assert ends_of(tmp_path)[0]["step"] == steps[0] // 2
+    assert run(tmp_path, corpus, **PASSES, resume=True) == 0  # stage 1 has not ended by these passes
+    assert [each["step"] for each in ends_of(tmp_path)] == [steps[0] // 2, *steps]
+    finished = arrays_of(tmp_path, steps[1])
+    assert run(tmp_path, corpus, **PASSES, resume=True) == 0
+    assert arrays_of(tmp_path, steps[1]) == finished and list_steps(str(tmp_path))[-1] == steps[1]
+    with pytest.raises(InputError, match=r"--num_epochs 0.1, or \d+ steps: the checkpoint is already at"):
+        run(tmp_path, corpus, **{**PASSES, "num_epochs": "2,0.1"}, resume=True)
+
+
+def test_two_ranks_share_the_passes(whole, corpus, tmp_path):
+    """Half of the batch on each of two ranks: as many steps, and both agree on them."""
+    options = words(tmp_path, corpus, **{**PASSES, "num_epochs": "2,0.5", "accumulate": 2, "resume": True})
+    for _ in range(2):  # resumed, it takes no more
+        run_ranks(ROOT / "run_pretraining_hvd.py", 2, "mpirun", args=options).check()
+        blocks = [each["num_steps"] for each in ends_of(whole)]
+        assert [each["num_steps"] for each in ends_of(tmp_path)] == [-(-each // 4) for each in blocks]
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"num_steps": 5}, "--num_epochs and --num_steps exclude each other"),
+        ({"budget_hours": 1}, "--budget_hours and --num_epochs exclude each other"),
+        ({"data": None, "raw": None, "dummy_data_len": 16, "stages": None}, "--num_epochs: passes are over"),
+        ({"num_epochs": "0"}, "--num_epochs"),
+        ({"num_epochs": "1,2,3"}, "--num_epochs"),
+    ],
+)
+def test_bad_input_is_one_line(changes, named, corpus, tmp_path):
+    one = {"max_seq_length": 16, "batch_size": 4, "lr": 0.1, "warmup_ratio": 0.1, "num_epochs": 1}
+    with pytest.raises(InputError) as caught:
+        parts_of(tmp_path, corpus, **{**PASSES, **(one if "stages" in changes else {}), **changes})
+    assert named in str(caught.value) and "\n" not in str(caught.value)
