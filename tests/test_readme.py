@@ -479,8 +479,12 @@ def test_the_commands_that_convert(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", PREDICTING, ids=lambda command: command.text[:90])
 def test_what_the_run_has_learned(own_text, command):
     script, *words = command.words[1:]
+    (own_text.directory / "sentences.txt").write_text("It opens the file .\nIt is\tThe file is open .\n")
     shown = run_command([sys.executable, ROOT / script, *words], cwd=own_text.directory).check().stdout
-    if "--json" in words:
+    if "--embed" in words:
+        output = words[words.index("--output") + 1]
+        assert f"{output}: 2 vectors of 32 numbers" in shown and (own_text.directory / output).exists()
+    elif "--json" in words:
         assert 0 < json.loads(shown)["next_sentence"] < 1
     else:
         assert shown.count("%") == 5 * command.text.count("[MASK]")

@@ -113,7 +113,7 @@ class FusedLogLikelihood(FusedBert):
 
 @dataclass(frozen=True)
 class Computing:
-    """How a network computes: `operators`, `padding` and `dtype` as these options have them. `padding` None:
+    """Operators, padding and dtype of a network, as these options have them. `padding` None:
     removed where the operators can."""
 
     operators: str = "auto"
@@ -125,7 +125,7 @@ def opened(
     weights: Weights,
     computing: Computing,
     plain: Callable[[BERTModel], mx.gluon.HybridBlock],
-    fused: type[FusedBert],
+    fused: Callable[..., FusedBert],
     heads: Collection[str],
 ) -> tuple[mx.gluon.HybridBlock, mx.Context]:
     """A network with weights from anywhere, and its device: the first GPU or the CPU.
@@ -185,15 +185,8 @@ class Predictor:
 
     def __call__(self, batch: Sequence[Encoded]) -> list[Probabilities]:
         """Answers to inputs, which are computed together."""
-        length = max(len(each.ids) for each in batch)
-        places = max(1, max(len(each.masks) for each in batch))
-        columns = (
-            [_padded(each.ids, length) for each in batch],
-            [_padded(each.segments, length) for each in batch],
-            [len(each.ids) for each in batch],
-            [_padded(each.masks, places) for each in batch],
-        )
-        arrays = [mx.nd.array(np.array(each, np.int32), ctx=self._device, dtype="int32") for each in columns]
+        columns = (*inputs_of(batch), _padded([each.masks for each in batch]))
+        arrays = [mx.nd.array(each, ctx=self._device, dtype="int32") for each in columns]
         decoded, next_sentence = (array.asnumpy() for array in self._network(*arrays))
         return [
             Probabilities(_softmax(decoded[row, : len(each.masks)]), float(_softmax(next_sentence[row])[0]))
@@ -201,8 +194,18 @@ class Predictor:
         ]
 
 
-def _padded(values: Sequence[int], length: int) -> list[int]:
-    return [*values, *[0] * (length - len(values))]
+def inputs_of(batch: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids and segments (B, L), 0 behind the shorter inputs, and lengths (B,), all int32."""
+    lengths = np.array([len(each.ids) for each in batch], np.int32)
+    return _padded([each.ids for each in batch]), _padded([each.segments for each in batch]), lengths
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of different lengths as one array int32 with a column at least, 0 behind the shorter ones."""
+    found = np.zeros((len(rows), max(1, *map(len, rows))), np.int32)
+    for row, values in zip(found, rows):
+        row[: len(values)] = values
+    return found
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

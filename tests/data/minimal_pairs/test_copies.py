@@ -1,4 +1,4 @@
-"""What is masked to predict what, and batches that have every copy once."""
+"""Masks for each prediction, and batches that have every copy once."""
 
 from __future__ import annotations
 
