@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Convert a pretrained BERT between GluonNLP, Hugging Face and TensorFlow.
+"""Convert a pretrained BERT between GluonNLP, Hugging Face and TensorFlow, and to ONNX.
 
 python convert.py ckpt_dir converted                      our newest checkpoint, for Hugging Face
 python convert.py bert-base-uncased bert_base --to gluonnlp
 python convert.py uncased_L-12_H-768_A-12/bert_model.ckpt converted --to huggingface
+python convert.py ckpt_dir graph --to onnx
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from base.progress import Printed
 from bert.configuration import BertConfig
 from bert.weights.exporting import FILES, FORMATS, converted, export, warnings_of
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
+from bert.weights.onnx_file import check_onnx
 from bert.weights.tensors import Weights
 from training.pretrained_options import (
     PretrainedConfig,
@@ -83,6 +85,11 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     _check_output(config)
     weights = _opened(config)
     to = config.to or ("huggingface" if weights.format == "gluonnlp" else "gluonnlp")
+    if to == "onnx":
+        check_onnx()
+        if config.dtype not in (None, "float32"):
+            raise InputError(f"--to onnx computes in float32, not in {config.dtype}; leave --dtype out")
+        config = replace(config, dtype="float32")
     progress, done = Printed(), 0
     total = sum(each.dtype.itemsize * int(np.prod(each.shape)) for each in weights.tensors.values())
 

@@ -1,25 +1,31 @@
 #!/usr/bin/env python3
-"""Fill in [MASK] with what a pretrained BERT has learned, and judge whether one sentence follows another.
+"""Fill in [MASK] with what a pretrained BERT has learned, judge whether one sentence follows another, or
+write the vectors of sentences.
 
 python predict.py runs/own "The capital of France is [MASK] ."
 python predict.py bert-base-uncased "He ate an apple ." "It was [MASK] ."
 python predict.py uncased_L-12_H-768_A-12/bert_model.ckpt --file questions.txt --json
 python predict.py runs/own --examples corpus/eval.txt
+python predict.py runs/own --embed --file sentences.txt --output vectors.npz
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import zipfile
 from dataclasses import dataclass
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import IO, Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, path_names, positive_int, whole
+from base.command_line import OptionParser, count, path_name, path_names, positive_int, whole
 from base.errors import InputError
+from base.files import replacing
 from base.options import add_options, flag, option, options_in, taken
+from base.progress import Printed
 from base.threads import set_threads
 from bert.configuration import KEEP, PADDING
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
@@ -40,6 +46,8 @@ from training.pretrained_options import (
 _WEIGHTS = "WEIGHTS"
 EXAMPLES = 3  # as many as one looks at
 SOURCES = ("file", "examples")
+NPZ, TSV = ".npz", ".tsv"
+OF_EMBED, NOT_OF_EMBED = ("pooling", "layer", "output"), ("json", "top_k", "examples")
 _EPILOG = """WEIGHTS are recognised by their content: a folder of this project's checkpoints (the newest
 complete one, or FOLDER:STEP), a .params file, a Hugging Face folder, a TensorFlow checkpoint, a
 pytorch_model.bin or NVIDIA's ckpt_*.pt. docs/predict.md is the guide."""
@@ -55,7 +63,20 @@ class PredictConfig:
     examples: tuple[str, ...]
     described: PretrainedConfig
     json: bool = flag("one JSON object a line")
-    top_k: int = option("tokens shown for each [MASK]", positive_int, default=5)
+    top_k: int = option("tokens shown for each [MASK]", positive_int, default=5, unset=True)
+    embed: bool = flag("write the vector of each input, in place of predictions; each TEXT is an input then")
+    pooling: str = option(
+        "the vector is the mean of a layer's hidden states, [CLS] and [SEP] included, or that of [CLS]",
+        choices=["mean", "cls"],
+        default="mean",
+        unset=True,
+    )
+    layer: int | None = option("0 is the embedding (default: the last)", count)
+    output: str | None = option(
+        "an array named vectors, float32 (inputs, units), or lines of numbers with tabs between them",
+        path_name,
+        "FILE.npz|FILE.tsv",
+    )
     truncate: bool = flag("shorten inputs that the model has too few positions for")
     batch_size: int = option(
         "inputs computed together", whole(1, 4096, "beyond which nothing gets faster"), default=32
@@ -101,8 +122,11 @@ def parse(arguments: Sequence[str] | None) -> PredictConfig:
     if len(named) > 1:
         raise InputError(f"{' and '.join(named)} exclude each other")
     inputs: list[Input] = []
+    _check_embed(options)
     if options.file:
         inputs = list(_read(options.file))
+    elif options.embed:
+        inputs = [Input(f"text {number}", text) for number, text in enumerate(options.text, 1)]
     elif not options.examples:
         if not 1 <= len(options.text) <= 2:
             raise InputError(f"give one sentence with [MASK], or two, or --file (not {len(options.text)})")
@@ -114,13 +138,33 @@ def parse(arguments: Sequence[str] | None) -> PredictConfig:
     return taken(PredictConfig, options, inputs=tuple(inputs), examples=examples, described=described)
 
 
+def _check_embed(options: argparse.Namespace) -> None:
+    """Raises InputError for options that do not fit --embed, or its absence."""
+    given = [name for name in OF_EMBED if getattr(options, name) is not None]
+    if not options.embed:
+        if given:
+            raise InputError(f"--{given[0]} is for --embed")
+        return
+    excluded = [name for name in NOT_OF_EMBED if getattr(options, name)]
+    if excluded:
+        raise InputError(f"--embed and --{excluded[0]} exclude each other")
+    if not (options.file or options.text):
+        raise InputError("--embed: give texts, or --file")
+    if options.output is None or not options.output.endswith((NPZ, TSV)):
+        raise InputError("--embed needs --output, a file whose name ends with .npz or .tsv")
+    if os.path.isdir(options.output) or not os.path.isdir(os.path.dirname(options.output) or "."):
+        raise InputError(f"--output {options.output}: no file can be there; name one in a folder that exists")
+
+
 def prepare(config: PredictConfig) -> tuple[Weights, Vocabulary, list[Question]]:
     """Opens the weights, and tokenizes and checks the inputs. MXNet is not imported.
 
     Raises:
-        InputError: as `find_described`, `described_tokenizer` and `questions`.
+        InputError: as `find_described`, `described_tokenizer` and `questions`; too high a layer.
     """
     weights = find_described(config.weights, _WEIGHTS, config.described)
+    if config.layer is not None and config.layer > weights.config.layers:
+        raise InputError(f"--layer {config.layer}: {weights.source} has {weights.config.layers} layers")
     settings = described_tokenizer(weights, _WEIGHTS, config.described, config.sentencepiece)
     return weights, settings.vocabulary, questions(config, weights, settings)
 
@@ -143,7 +187,12 @@ def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettin
     for asked in inputs:
         first, second = next(encoded), next(encoded)
         masks = (first + second).count(vocabulary.mask_id)
-        _check(asked, masks, weights)
+        if not config.embed:
+            _check(asked, masks, weights)
+        elif not (first or second):
+            raise InputError(f"{asked.place}: no token is left of the text; remove it")
+        if asked.second is not None and weights.config.token_types < 2:
+            raise InputError(f"{asked.place}: {weights.source} has one token type, so it knows no pairs")
         if asked.second is not None and not (first and second):
             raise InputError(f"{asked.place}: one of its two sentences is empty")
         special = 2 if asked.second is None else 3
@@ -170,8 +219,6 @@ def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettin
 
 def _check(asked: Input, masks: int, weights: Weights) -> None:
     """Raises InputError where there is nothing to answer, or nothing to answer with."""
-    if asked.second is not None and weights.config.token_types < 2:
-        raise InputError(f"{asked.place}: {weights.source} has one token type, so it knows no pairs")
     if not masks and asked.second is None:
         raise InputError(f"{asked.place}: no [MASK] and no second sentence, so there is nothing to predict")
     if masks and MASKED_LM in weights.missing:
@@ -240,6 +287,53 @@ def _true_token(answer: int | None, probabilities: np.ndarray, vocabulary: Vocab
     return {"true": true}
 
 
+def embed(config: PredictConfig, weights: Weights, asked: Sequence[Question]) -> str:
+    """Writes the vectors, in the order of the inputs; returns a line that says so.
+
+    Raises:
+        InputError: operators or padding that cannot be had, or weights that cannot be read.
+        OSError: from writing; nothing is left of the output then.
+    """
+    from tasks.pretraining.scores import Computing, Encoded
+    from tasks.pretraining.vectors import Embedder
+
+    layer = weights.config.layers if config.layer is None else config.layer
+    embedder = Embedder(weights, Computing(config.operators, config.padding), layer, config.pooling)
+    progress, done = Printed(), 0
+    progress.begin("embedding", sum(len(each.ids) for each in asked), unit="tokens")
+
+    def vectors() -> Iterator[np.ndarray]:
+        nonlocal done
+        for start in range(0, len(asked), config.batch_size):
+            batch = asked[start : start + config.batch_size]
+            yield embedder([Encoded(each.ids, each.segments, each.masks) for each in batch])
+            done += sum(len(each.ids) for each in batch)
+            progress.update(done, {})
+
+    shape = len(asked), weights.config.units
+    assert config.output is not None
+    try:
+        with replacing(config.output) as file:
+            if config.output.endswith(NPZ):
+                _write_npz(file, vectors(), shape)
+            else:
+                for block in vectors():  # nine digits, from which float32 can be restored
+                    np.savetxt(file, block, fmt="%.9g", delimiter="\t")
+    finally:
+        progress.end()
+    what = f"layer {layer} of {weights.config.layers}, {config.pooling}"
+    return f"{config.output}: {shape[0]:,} vectors of {shape[1]:,} numbers, {what}"
+
+
+def _write_npz(file: IO[bytes], blocks: Iterator[np.ndarray], shape: tuple[int, int]) -> None:
+    """As numpy.savez does, block by block."""
+    with zipfile.ZipFile(file, "w") as archive, archive.open("vectors.npy", "w", force_zip64=True) as array:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(array, header)
+        for block in blocks:
+            array.write(block.astype("<f4", copy=False).tobytes())
+
+
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """An answer for people."""
     second = found["second"]
@@ -294,7 +388,7 @@ def _parser() -> OptionParser:
         metavar=_WEIGHTS,
         help="a run's folder, FOLDER:STEP, FOLDER:best, or weights in any format",
     )
-    add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two sentences")
+    add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two; with --embed any number")
     add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")
     add(
         "--examples",
@@ -304,6 +398,7 @@ def _parser() -> OptionParser:
     )
     table = options_in(PredictConfig)
     add_options(add, table, "json top_k truncate batch_size operators padding")
+    add_options(parser.add_argument_group("vectors").add_argument, table, "embed pooling layer output")
     group = parser.add_argument_group("about the weights, where the files beside them do not say it")
     add_pretrained_options(group.add_argument)
     add_options(group.add_argument, table, "sentencepiece")
@@ -321,6 +416,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_threads()  # before mxnet is imported below
     for note in weights.notes:
         print(f"note: {note}", file=sys.stderr)
+    if config.embed:
+        print(embed(config, weights, asked))
+        return 0
     for found in answer(config, weights, vocabulary, asked):
         print(json.dumps(found, ensure_ascii=False) if config.json else "\n".join(lines(found)), flush=True)
     return 0

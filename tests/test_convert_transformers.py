@@ -14,6 +14,8 @@ import convert
 from bench.workers import find_torch_python
 from bert.configuration import BertConfig
 from bert.weights.opening import open_weights
+from tasks.pretraining.scores import Computing, Encoded
+from tasks.pretraining.vectors import Embedder
 from tests.bert.weights.networks import Inputs, mxnet_logits, random_inputs
 from tests.processes import ROOT, run_command
 
@@ -99,6 +101,23 @@ def test_what_transformers_and_torch_save(place, form, suffix, monkeypatch):
         options = ["--config_file", "relu/config.json", "--overwrite"]
     assert convert.main([f"{form}{suffix}", "gluonnlp", *options]) == 0
     assert max(largest_differences("gluonnlp", place, form)) < TOLERANCE
+
+
+@pytest.mark.parametrize("operators", ["mxnet", "fused"])
+def test_vectors_are_transformers_hidden_states(place, operators):
+    """Of every layer, pooled both ways."""
+    weights = open_weights(str(place.folder / "erf"), "INPUT", CONFIG)
+    inputs, hidden = place.inputs, place.outputs("erf.npz")["hidden"]
+    batch = [
+        Encoded(tokens[:length], segments[:length], [])
+        for tokens, segments, length in zip(inputs.tokens, inputs.segments, inputs.lengths)
+    ]
+    for layer, states in enumerate(hidden):
+        means = [rows[:length].mean(axis=0) for rows, length in zip(states, inputs.lengths)]
+        for pooling, expected in (("cls", states[:, 0]), ("mean", np.array(means))):
+            found = Embedder(weights, Computing(operators, None), layer, pooling)(batch)
+            np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert len(hidden) == CONFIG.layers + 1
 
 
 def test_what_transformers_load(place, monkeypatch, capsys):

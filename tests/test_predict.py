@@ -262,6 +262,101 @@ class TestQuestions:
         assert said in rejected(*given)
 
 
+def embed(*arguments: str) -> str:
+    config = predict.parse(["--embed", *arguments])
+    opened, _, asked = predict.prepare(config)
+    return predict.embed(config, opened, asked)
+
+
+class TestEmbed:
+    LINES = ("a b c", "d", "e f g h i j k l m n o a b c d\te e", "k [MASK] [UNK] z")
+    IDS = (
+        (ids_of("[CLS]", *"abc", "[SEP]"), 0),
+        (ids_of("[CLS]", "d", "[SEP]"), 0),
+        (ids_of("[CLS]", *"efghijklmnoabcd", "[SEP]", "e", "e", "[SEP]"), 3),
+        (ids_of("[CLS]", "k", "[MASK]", "[UNK]", "[UNK]", "[SEP]"), 0),
+    )
+
+    @pytest.fixture
+    def file(self, tmp_path) -> str:
+        path = tmp_path / "texts.txt"
+        path.write_text("".join(f"{line}\n" for line in self.LINES))
+        return str(path)
+
+    @pytest.mark.parametrize("operators", ["mxnet", "fused", "fused --padding remove"])
+    @pytest.mark.parametrize(
+        "layer, pooling", [(0, "cls"), (0, "mean"), (1, "mean"), (2, "cls"), (2, "mean")]
+    )
+    def test_vectors_are_the_references(self, weights, file, tmp_path, operators, layer, pooling):
+        words = ["--file", file, "--output", str(tmp_path / "v.npz"), "--operators", *operators.split()]
+        words += [] if layer == SMALL.layers else ["--layer", str(layer)]
+        words += [] if pooling == "mean" else ["--pooling", pooling]
+        embed(str(weights / "huggingface"), *words, "--batch_size", "3")
+        found = np.load(tmp_path / "v.npz", allow_pickle=False)["vectors"]
+        named = load_file(str(weights / "huggingface" / "model.safetensors"))
+        above = tuple(f"bert.encoder.layer.{number}." for number in range(layer, SMALL.layers))
+        of = HuggingFace({name: each for name, each in named.items() if not name.startswith(above)})
+        assert found.shape == (4, SMALL.units) and found.dtype == np.float32
+        for vector, (ids, second) in zip(found, self.IDS):
+            segments = np.array([[0] * (len(ids) - second) + [1] * second])
+            x = sequence(of, SMALL.heads, "erf", np.array([ids]), segments, np.array([len(ids)]))[0]
+            np.testing.assert_allclose(vector, x[0] if pooling == "cls" else x.mean(axis=0), atol=1e-5)
+
+    def test_texts_of_the_command_line_and_both_files(self, weights, tmp_path):
+        """The numbers of the TSV are those of the array, to the bit. An encoder alone will do."""
+        words = [str(weights / "encoder"), "--vocab", str(weights / "vocab.txt"), "--model", "bert_2_64_2"]
+        for name in ("v.npz", "v.tsv"):
+            said = embed(*words, "a b c", "d", "--output", str(tmp_path / name))
+        assert said == f"{tmp_path}/v.tsv: 2 vectors of 64 numbers, layer 2 of 2, mean"
+        found = np.load(tmp_path / "v.npz")
+        assert found.files == ["vectors"] and found["vectors"].shape == (2, 64)
+        np.testing.assert_array_equal(np.loadtxt(tmp_path / "v.tsv", dtype=np.float32), found["vectors"])
+
+    def test_nothing_is_half_written(self, weights, tmp_path, monkeypatch):
+        words = [str(weights / "huggingface"), "a", "b", "--batch_size", "1"]
+        words += ["--output", str(tmp_path / "v.tsv")]
+        embed(*words)
+        before = (tmp_path / "v.tsv").read_bytes()
+        from tasks.pretraining.vectors import Embedder
+
+        compute, calls = Embedder.__call__, []
+
+        def full(self, batch):
+            calls.append(batch)
+            if len(calls) > 1:
+                raise OSError(28, "No space left on device")
+            return compute(self, batch)
+
+        monkeypatch.setattr(Embedder, "__call__", full)
+        with pytest.raises(OSError, match="No space"):
+            embed(*words)
+        assert [path.name for path in tmp_path.iterdir()] == ["v.tsv"]
+        assert (tmp_path / "v.tsv").read_bytes() == before
+
+    @pytest.mark.parametrize(
+        "given, said",
+        [
+            (["--embed", "a"], "--embed needs --output, a file whose name ends with .npz or .tsv"),
+            (["--embed", "a", "--output", "v.npy"], "--embed needs --output"),
+            (["--embed", "a", "--output", "nowhere/v.npz"], "--output nowhere/v.npz: no file can be there"),
+            (["--embed", "--output", "v.npz"], "--embed: give texts, or --file"),
+            (["--embed", "a", "--output", "v.npz", "--json"], "--embed and --json exclude each other"),
+            (["--embed", "a", "--output", "v.npz", "--top_k", "5"], "--embed and --top_k exclude each other"),
+            (
+                ["--embed", "a", "--output", "v.npz", "--layer", "3"],
+                "--layer 3: huggingface/model.safetensors",
+            ),
+            (["--embed", "a", " ", "--output", "v.npz"], "text 2: no token is left of the text; remove it"),
+            (["--embed", "a", "b " * 39, "--output", "v.npz"], "text 2: 41 tokens with [CLS] and [SEP]"),
+            (["--embed", "a", "--output", "v.npz", "--pooling", "max"], "--pooling"),
+            (["a [MASK]", "--layer", "1"], "--layer is for --embed"),
+        ],
+    )
+    def test_errors(self, weights, monkeypatch, given, said):
+        monkeypatch.chdir(weights)
+        assert said in rejected("huggingface", *given)
+
+
 def test_a_missing_next_sentence_head_does_not_hide_the_masks(weights, tmp_path):
     named = {name: each for name, each in arrays(stdev=0.1).items() if "classifier" not in name}
     path = write(tmp_path / "model.params", named)

@@ -30,9 +30,14 @@ def logits(model: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             input_ids=torch.tensor(inputs["tokens"]),
             token_type_ids=torch.tensor(inputs["segments"]),
             attention_mask=torch.tensor(np.arange(length)[None] < inputs["lengths"][:, None]).long(),
+            output_hidden_states=True,
         )
     if hasattr(result, "prediction_logits"):
-        return {"mlm": result.prediction_logits.numpy(), "nsp": result.seq_relationship_logits.numpy()}
+        return {
+            "mlm": result.prediction_logits.numpy(),
+            "nsp": result.seq_relationship_logits.numpy(),
+            "hidden": np.stack([each.numpy() for each in result.hidden_states]),
+        }
     return {"sequence": result.last_hidden_state.numpy(), "pooled": result.pooler_output.numpy()}
 
 

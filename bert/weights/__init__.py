@@ -5,6 +5,7 @@ tensors           weights of any format: names and shapes first, numbers on dema
 params_file       MXNet's .params format in plain Python
 safetensors_file  Hugging Face's format
 bundle            TensorFlow's checkpoints
+onnx_file         the network with its weights as an ONNX graph
 pickle_data       pickles read as data
 pickled           PyTorch's files
 names             GluonNLP's, Google's and Hugging Face's names of each weight

@@ -3,6 +3,7 @@
 huggingface   model.safetensors, config.json, vocab.txt, tokenizer_config.json
 gluonnlp      model.params, bert_config.json, vocab.txt, vocab.json (a BERTVocab)
 tensorflow    bert_model.ckpt.{index,data-00000-of-00001}, checkpoint, bert_config.json, vocab.txt
+onnx          model.onnx, model.onnx.data, config.json, vocab.txt, tokenizer_config.json
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from bert.configuration import LAYER_NORM_EPSILON, RELU
 from bert.weights.beside import gluonnlp_vocabulary
 from bert.weights.bundle import write_bundle
 from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of, part_of
+from bert.weights.onnx_file import GRAPH, NUMBERS, write_onnx
 from bert.weights.params_file import write_params
 from bert.weights.safetensors_file import write_safetensors
 from bert.weights.tensors import Tensor, Weights, transposed
 from data.tokenizing.vocab import SPECIAL_TOKENS
 
-FORMATS = ("huggingface", "gluonnlp", "tensorflow")
+FORMATS = ("huggingface", "gluonnlp", "tensorflow", "onnx")
 _PARAMS, _CONFIG, _VOCAB, _VOCAB_JSON = "model.params", "bert_config.json", "vocab.txt", "vocab.json"
 _SAFETENSORS, _HF_CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer_config.json"
+_OF_HUGGING_FACE = ("huggingface", "onnx")  # with its configuration beside the weights
 _PREFIX, _LATEST = "bert_model.ckpt", "checkpoint"
 FILES = frozenset(
     (_PARAMS, _CONFIG, _VOCAB, _VOCAB_JSON, _SAFETENSORS, _HF_CONFIG, _TOKENIZER, _LATEST)
-    + (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001")
+    + (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001", GRAPH, NUMBERS)
 )
 
 
@@ -57,6 +60,8 @@ def export(weights: Weights, folder: str, to: str) -> None:
         if DECODER in tensors:  # transformers then tie neither this weight nor the bias
             named["cls.predictions.decoder.bias"] = tensors[DECODER_BIAS]
         write_safetensors(os.path.join(folder, _SAFETENSORS), named)
+    elif to == "onnx":
+        write_onnx(weights, folder)
     else:
         variables = {}
         for name, tensor in tensors.items():
@@ -67,7 +72,7 @@ def export(weights: Weights, folder: str, to: str) -> None:
             os.path.join(folder, _LATEST),
             f'model_checkpoint_path: "{_PREFIX}"\nall_model_checkpoint_paths: "{_PREFIX}"\n',
         )
-    config = _HF_CONFIG if to == "huggingface" else _CONFIG
+    config = _HF_CONFIG if to in _OF_HUGGING_FACE else _CONFIG
     _write_json(os.path.join(folder, config), configuration(weights, to))
     if weights.vocabulary is not None:
         _write_vocabulary(weights, weights.vocabulary, folder, to)
@@ -88,7 +93,7 @@ def warnings_of(weights: Weights, to: str) -> list[str]:
     if to == "gluonnlp":
         other.update({"ReLU": config.activation == RELU, "a decoder of its own": DECODER in weights.tensors})
     words = ", ".join(each for each, has in other.items() if has)
-    if to != "huggingface" and words:
+    if to not in _OF_HUGGING_FACE and words:
         reader = "GluonNLP's named models have" if to == "gluonnlp" else "Google's code has"
         found.append(
             f"the network has {words}, and {reader} not: bert_config.json says so, where this project alone "
@@ -123,7 +128,7 @@ def configuration(weights: Weights, to: str) -> dict[str, Any]:
         common["layer_norm_eps"] = config.epsilon
     if not config.tied:
         common["tie_word_embeddings"] = False
-    if to != "huggingface":  # "gelu" leaves open which, in Google's spelling
+    if to not in _OF_HUGGING_FACE:  # "gelu" leaves open which, in Google's spelling
         return common if config.activation == RELU else {**common, "gelu_form": config.activation}
     words = weights.vocabulary
     return {
