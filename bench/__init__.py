@@ -18,6 +18,10 @@ finetune_data      questions and sentence pairs to its batches
 finetune_work      its settings and batches in files, and the steps of both workers
 finetune_ours      the worker of this project
 finetune_torch     the worker of Hugging Face on PyTorch
+pretraining        command: the same pretraining, losses and time, against Hugging Face on PyTorch
+pretraining_work   its settings, batches and curves in files, and the steps of both workers
+pretraining_ours   the worker of this project
+pretraining_torch  the worker of Hugging Face on PyTorch, with LAMB after the paper
 launches           of the training script, for the two below
 startup            command: from a launch to the first step, and hparams.py's answer
 pipelines          command: pipelines: throughput against the bubble, memory of the stages

@@ -71,9 +71,9 @@ from bench.harness import (
 from bench.work import DTYPES, native_dtypes
 from bench.workers import NO_TORCH, ROOT, Contestants, find_torch_python
 from bert.configuration import named_config
-from bert.weights.bare_params import expected_shapes
+from bert.weights.bare_params import distinct_shapes
 from bert.weights.exporting import export
-from bert.weights.names import DECODER, MASKED_LM, NEXT_SENTENCE, part_of
+from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Tensor, Weights
 from data.questions.answers import AnswerSettings, Logits, answer
@@ -142,13 +142,14 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     return Work(folder, settings, asked, windows, tokens, sizes)
 
 
-def random_weights(model: str, vocabulary: Sequence[str]) -> Weights:
-    """A BERT of normally distributed weights, with its pooler. Raises InputError for an unknown model."""
+def random_weights(model: str, vocabulary: Sequence[str], seed: int = 0, heads: bool = False) -> Weights:
+    """A BERT of normally distributed weights, with its pooler, and with `heads` those of pretraining. Raises
+    InputError for an unknown model."""
     config = named_config(model)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     tensors = {}
-    for name, shape in expected_shapes(config, len(vocabulary)).items():
-        if name == DECODER or part_of(name) in (MASKED_LM, NEXT_SENTENCE):
+    for name, shape in distinct_shapes(config, len(vocabulary)).items():
+        if not heads and part_of(name) in (MASKED_LM, NEXT_SENTENCE):
             continue
         if name.endswith("weight"):
             array = generator.normal(scale=INITIAL_STDEV, size=shape).astype(np.float32)

@@ -1,0 +1,295 @@
+"""Pretraining on this machine's CPU against Hugging Face on PyTorch: the same training, and its time.
+
+    python -m bench.pretraining [--json pretraining.json] [--plot pretraining.png]
+    python -m bench.pretraining --quick
+
+Both begin with the same weights and take the same batches of real text in the same order at the same rates,
+with LAMB, clipping and no dropout, in float32; LAMB in PyTorch is written after the paper. They do the same
+in exact arithmetic, so their losses differ by rounding, which a training multiplies with every step: the
+first steps show whether something else differs, and the whole curves are held against the spread of ours
+over seeds, each with weights and an order of its own.
+
+Contestants take a chunk of steps each, in turns; reading losses and evaluating is not timed. The peer
+computes the masked positions only, which is faster than the model's own loss, and has malloc keep freed
+memory; all have the same number of threads.
+
+The text is the embedded one, or that of --input; every 20th document is held out. The peer needs an
+environment of its own with torch and transformers; without one it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import sys
+import tempfile
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from base import machine
+from base.command_line import path_name, positive, positive_int
+from base.errors import InputError
+from base.files import replacing
+from base.threads import set_threads
+from bench.finetune import random_weights
+from bench.finetune_work import write_batches
+from bench.harness import add_text_options, end_at, finish, given_text, in_turns, measurement, note, settle
+from bench.pretraining_work import (
+    EVALUATION,
+    Curve,
+    Settings,
+    model_name,
+    read_curve,
+    training_name,
+    write_settings,
+)
+from bench.workers import NO_TORCH, ROOT, Contestants, find_torch_python
+from bert.weights.exporting import export
+from data.options import BatchingConfig, MaskingConfig
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.sources import TextSource
+from data.sharing import Share
+from data.store.tokens import TokenStore, build_store
+from data.text.corpus import documents
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab
+from training.entry import exit_code
+
+OURS, TORCH = "ours", "torch"
+TITLES = {OURS: "ours", TORCH: "PyTorch"}
+MODULES = {OURS: "bench.pretraining_ours", TORCH: "bench.pretraining_torch"}
+FIRST = 200  # steps whose losses must agree to TOLERANCE
+TOLERANCE = 1e-4  # relative
+HELD_OUT_EVERY = 20  # documents
+LENGTH = 64  # tokens of a sequence
+MASKED, EVALUATED_MASKED = 0.4, 0.15
+EVALUATION_TOKENS = 20_000
+GOALS = 3  # held-out losses for which seconds are compared
+LIMIT = 1800.0  # seconds of a chunk
+
+
+class Training(NamedTuple):
+    """A contestant's training of a seed: its curve, and the seconds of each chunk."""
+
+    curve: Curve
+    seconds: Sequence[float]
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Seconds of training after which the held-out loss was first that low, between evaluations
+        interpolated; None where it never was."""
+        held_out, spent = self.curve.held_out, [0.0, *itertools.accumulate(self.seconds)]
+        for number, (before, after) in enumerate(zip(held_out, held_out[1:])):
+            if after <= loss < before:
+                share = (before - loss) / (before - after)
+                return spent[number] + share * (spent[number + 1] - spent[number])
+        return None
+
+
+Trainings = Mapping[str, Mapping[int, Training]]  # contestant -> seed
+
+
+def prepare(options: argparse.Namespace, folder: str) -> str:
+    """Writes weights, settings and batches into `folder`; returns the sizes for people. Raises InputError."""
+    paths, vocab_path = given_text(options, os.path.join(folder, "text"))
+    vocabulary = load_vocab(vocab_path)
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for number, document in enumerate(documents(paths)):
+        parts[number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1].append("\n".join(document) + "\n")
+    sources = {}
+    for held_out, texts in parts.items():
+        name = os.path.join(folder, "held_out" if held_out else "taught")
+        with open(f"{name}.txt", "w", encoding="utf-8") as file:
+            file.write("\n".join(texts))
+        build_store([f"{name}.txt"], TokenizerSettings(vocabulary), name)
+        share = EVALUATED_MASKED if held_out else MASKED
+        masking = MaskingConfig(LENGTH, masked_lm_prob=share, max_predictions_per_seq=round(share * LENGTH))
+        sources[held_out] = TextSource(TokenStore.open(name), vocabulary, masking)
+    batching = BatchingConfig(options.batch_size, True, 1)
+    settings = Settings(options.steps, options.chunk, options.lr)
+    write_settings(folder, settings)
+    for seed in range(options.seeds):
+        batches = iter(PretrainingBatches(sources[False], batching, seed, Share.of(0, 1)))
+        write_batches(folder, training_name(seed), list(itertools.islice(batches, options.steps)))
+        os.makedirs(os.path.join(folder, model_name(seed)))
+        weights = random_weights(options.model, list(vocabulary.tokens), seed, heads=True)
+        export(weights, os.path.join(folder, model_name(seed)), "huggingface")
+    evaluation = PretrainingBatches(sources[True], batching, 0, Share.of(0, 1), shuffle=False)
+    most = min(evaluation.blocks_in_epoch(0), -(-EVALUATION_TOKENS // options.batch_size))
+    write_batches(folder, EVALUATION, list(itertools.islice(evaluation, most)))
+    return (
+        f"{weights.config.description}, vocabulary {len(vocabulary)}: {options.steps} steps of "
+        f"{options.batch_size} tokens in sequences of up to {LENGTH}, {MASKED:.0%} masked, "
+        f"peak rate {options.lr:g}"
+    )
+
+
+def measure(options: argparse.Namespace, folder: str) -> tuple[Trainings, Contestants]:
+    """Trains all seeds of ours and seed 0 of the peer, a chunk in turns."""
+    titles = {f"{OURS}-{seed}": f"{TITLES[OURS]}, seed {seed}" for seed in range(options.seeds)}
+    if options.torch_python:
+        titles[f"{TORCH}-0"] = TITLES[TORCH]
+    seconds: dict[str, list[float]] = {key: [] for key in titles}
+    chunks = Settings(options.steps, options.chunk, options.lr).chunks
+    with Contestants(titles) as running:
+        for key, title in titles.items():
+            name, _, seed = key.partition("-")
+            python = sys.executable if name == OURS else options.torch_python
+            running.start(key, title, [python, "-m", MODULES[name], folder, seed], name != OURS)
+        for number in range(chunks):
+            for key in in_turns(running.keys, number):
+                answer = running.step(key, LIMIT, str(number))
+                if answer is not None:
+                    seconds[key].append(answer["seconds"])
+            shown = ", ".join(f"{titles[key]} {seconds[key][-1]:.1f} s" for key in running.keys)
+            note(f"  step {min((number + 1) * options.chunk, options.steps)}/{options.steps}: {shown}")
+        running.end()
+        found: dict[str, dict[int, Training]] = {}
+        for key in running.keys:
+            name, _, seed = key.partition("-")
+            curve = read_curve(folder, name, int(seed))
+            found.setdefault(name, {})[int(seed)] = Training(curve, seconds[key])
+    return found, running
+
+
+def compare(trainings: Trainings, steps_of_chunk: int) -> dict[str, Any]:
+    """Figures of both contestants' seed 0 against each other. `first`: the largest relative difference of
+    losses in the first steps; `curve`: at every evaluation the difference of held-out losses, and ours'
+    standard deviation over seeds (None for one seed); `seconds`: to reach some held-out losses."""
+    ours, torch = trainings[OURS][0], trainings[TORCH][0]
+    losses = np.array([ours.curve.losses, torch.curve.losses])
+    relative = np.abs(losses[0] - losses[1]) / losses[1]
+    first = relative[:FIRST]
+    seeds = np.array([each.curve.held_out for each in trainings[OURS].values()])
+    difference = np.abs(np.subtract(ours.curve.held_out, torch.curve.held_out))
+    worst = max(min(ours.curve.held_out), min(torch.curve.held_out))
+    # Losses that both reach, equally far apart in the second half of what was learned.
+    goals = np.linspace((ours.curve.held_out[0] + worst) / 2, worst, GOALS + 1)[1:]
+    seconds = []
+    for goal in goals.tolist():
+        taken = {TITLES[OURS]: ours.seconds_to(goal), TITLES[TORCH]: torch.seconds_to(goal)}
+        seconds.append({"held_out_loss": goal, "seconds": taken})
+    return {
+        "first": {"steps": len(first), "largest": float(first.max()), "step": int(first.argmax()) + 1},
+        "curve": {
+            "steps": [number * steps_of_chunk for number in range(len(difference))],
+            "difference": difference.tolist(),
+            "deviation": seeds.std(axis=0, ddof=1).tolist() if len(seeds) > 1 else None,
+        },
+        "seconds": seconds,
+    }
+
+
+def lines_of(figures: Mapping[str, Any]) -> list[str]:
+    """The comparison for people."""
+    first, curve = figures["first"], figures["curve"]
+    verdict = "within" if first["largest"] <= TOLERANCE else "beyond"
+    lines = [
+        f"losses of the first {first['steps']} steps: largest relative difference {first['largest']:.1e}, at "
+        f"step {first['step']}, {verdict} {TOLERANCE:g}"
+    ]
+    if curve["deviation"]:
+        # At the first evaluation nothing has been trained; the seeds' weights differ, the contestants' not.
+        shares = np.divide(curve["difference"], curve["deviation"])[1:]
+        worst = int(shares.argmax()) + 1
+        where = "within" if shares[worst - 1] <= 1 else "beyond"
+        lines.append(
+            f"held-out losses: largest difference {curve['difference'][worst]:.4f}, deviation over seeds "
+            f"{curve['deviation'][worst]:.4f}, at step {curve['steps'][worst]}: {where} the spread; "
+            f"at the end {curve['difference'][-1]:.4f} against {curve['deviation'][-1]:.4f}"
+        )
+    for each in figures["seconds"]:
+        ours, torch = each["seconds"].values()
+        if ours and torch:
+            lines.append(
+                f"to a held-out loss of {each['held_out_loss']:.3f}: ours {ours:.1f} s, "
+                f"PyTorch {torch:.1f} s, {torch / ours:.2f} times as long"
+            )
+    return lines
+
+
+def plot(path: str, trainings: Trainings, settings: Settings) -> None:
+    """Losses by step, and held-out losses by seconds of training."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    styles = {OURS: ("#0072B2", "-"), TORCH: ("#E69F00", "--")}
+    for name, by_seed in trainings.items():
+        colour, line = styles[name]
+        for seed, training in by_seed.items():
+            label = TITLES[name] if name == TORCH else f"{TITLES[name]}, seed {seed}"
+            look = {"color": colour, "linestyle": line, "alpha": 1.0 if seed == 0 else 0.35}
+            losses, chunk = training.curve.losses, settings.chunk
+            means = [float(np.mean(losses[at : at + chunk])) for at in range(0, len(losses), chunk)]
+            steps = [min(at + chunk, len(losses)) for at in range(0, len(losses), chunk)]
+            left.plot(steps, means, label=label, **look)
+            if seed == 0:
+                spent = [0.0, *itertools.accumulate(training.seconds)]
+                right.plot(spent, training.curve.held_out, label=label, **look)
+    left.set(xlabel="step", ylabel="loss in nats, mean of a chunk", title="the same training")
+    right.set(xlabel="seconds of training", ylabel="held-out masked-LM loss in nats", title="and its time")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with replacing(path) as file:
+        figure.savefig(file, format="png")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = measurement("pretraining", __doc__, "bert_1_64_1, 40 steps of 512 tokens, 2 seeds")
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="bert_LAYERS_UNITS_HEADS (default: bert_2_128_2)")
+    add("--steps", type=positive_int, metavar="N", help="of a training (default: 2000)")
+    add("--chunk", type=positive_int, metavar="N", help="steps between evaluations (default: 50)")
+    add("--batch_size", type=positive_int, metavar="TOKENS", help="of a step (default: 2048)")
+    add("--seeds", type=positive_int, metavar="N", help="trainings of ours (default: 3)")
+    add("--lr", type=positive, help="peak of LAMB's rate (default: 0.01)")
+    add_text_options(parser)
+    add("--plot", type=path_name, metavar="FILE", help="write a picture of both, a PNG")
+    add("--torch_python", type=path_name, metavar="PATH", help="interpreter of the peer's environment")
+    options = parser.parse_args(arguments)
+    usual = {"model": "bert_2_128_2", "steps": 2000, "chunk": 50, "batch_size": 2048, "seeds": 3, "lr": 0.01}
+    quick = {"model": "bert_1_64_1", "steps": 40, "chunk": 10, "batch_size": 512, "seeds": 2}
+    settle(options, usual, quick)
+    try:
+        options.torch_python = find_torch_python(options.torch_python, os.environ)
+        options.threads = set_threads()
+    except (ValueError, InputError) as error:
+        parser.error(str(error))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 1 where a contestant failed."""
+    options = _options(arguments)
+    end_at(signal.SIGTERM)  # with all workers
+    here = machine.describe(ROOT)
+    print(f"{machine.line(here)}\nevery contestant has {options.threads} threads", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        print(prepare(options, folder), flush=True)
+        trainings, running = measure(options, folder)
+    figures = compare(trainings, options.chunk) if {OURS, TORCH} <= set(trainings) else {}
+    for name, by_seed in trainings.items():
+        for seed, training in by_seed.items():
+            print(
+                f"{TITLES[name]}, seed {seed}: held-out loss {training.curve.held_out[0]:.3f} to "
+                f"{training.curve.held_out[-1]:.3f} in {sum(training.seconds):.1f} s"
+            )
+    print("\n".join(lines_of(figures) if figures else [NO_TORCH]), flush=True)
+    if options.plot:
+        plot(options.plot, trainings, Settings(options.steps, options.chunk, options.lr))
+    curves = {
+        name: {str(seed): {**each.curve._asdict(), "seconds": each.seconds} for seed, each in by_seed.items()}
+        for name, by_seed in trainings.items()
+    }
+    finish(options, {"machine": here, "facts": running.facts, "trainings": curves, **figures})
+    return 1 if running.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
