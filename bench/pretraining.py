@@ -52,7 +52,7 @@ from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from data.store.tokens import TokenStore, build_store
+from data.store.tokens import cached_store
 from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
@@ -103,27 +103,31 @@ def prepare(options: argparse.Namespace, folder: str) -> str:
         name = os.path.join(folder, "held_out" if held_out else "taught")
         with open(f"{name}.txt", "w", encoding="utf-8") as file:
             file.write("\n".join(texts))
-        build_store([f"{name}.txt"], TokenizerSettings(vocabulary), name)
+        store = cached_store([f"{name}.txt"], TokenizerSettings(vocabulary), name)
         share = EVALUATED_MASKED if held_out else MASKED
         masking = MaskingConfig(LENGTH, masked_lm_prob=share, max_predictions_per_seq=round(share * LENGTH))
-        sources[held_out] = TextSource(TokenStore.open(name), vocabulary, masking)
+        sources[held_out] = TextSource(store, vocabulary, masking)
     batching = BatchingConfig(options.batch_size, True, 1)
     settings = Settings(options.steps, options.chunk, options.lr)
     write_settings(folder, settings)
     for seed in range(options.seeds):
-        batches = iter(PretrainingBatches(sources[False], batching, seed, Share.of(0, 1)))
-        write_batches(folder, training_name(seed), list(itertools.islice(batches, options.steps)))
+        batches = PretrainingBatches(sources[False], batching, seed, Share.of(0, 1))
+        _write(folder, training_name(seed), batches, options.steps)
         os.makedirs(os.path.join(folder, model_name(seed)))
         weights = random_weights(options.model, list(vocabulary.tokens), seed, heads=True)
         export(weights, os.path.join(folder, model_name(seed)), "huggingface")
     evaluation = PretrainingBatches(sources[True], batching, 0, Share.of(0, 1), shuffle=False)
     most = min(evaluation.blocks_in_epoch(0), -(-EVALUATION_TOKENS // options.batch_size))
-    write_batches(folder, EVALUATION, list(itertools.islice(evaluation, most)))
+    _write(folder, EVALUATION, evaluation, most)
     return (
         f"{weights.config.description}, vocabulary {len(vocabulary)}: {options.steps} steps of "
         f"{options.batch_size} tokens in sequences of up to {LENGTH}, {MASKED:.0%} masked, "
         f"peak rate {options.lr:g}"
     )
+
+
+def _write(folder: str, name: str, batches: PretrainingBatches, most: int) -> None:
+    write_batches(folder, name, [make()._asdict() for _, make in itertools.islice(batches.tasks(), most)])
 
 
 def measure(options: argparse.Namespace, folder: str) -> tuple[Trainings, Contestants]:
