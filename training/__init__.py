@@ -39,6 +39,8 @@ states_file         optimizer states in a file, written, and checked before they
 checkpoint          three files a checkpoint, complete or not there
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite
+best                the checkpoint of the best evaluation
+stalled             a warning where the loss does not fall
 pretrained_options  what a command line adds to them
 profiling/          traces of steps
 profile             command: the parts of a step's time
