@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 SECONDS_PER_LINE = 10.0
+_SCALED = {  # units of steady work, and their multiples
+    "B": (("MB", 1e6), ("KB", 1e3)),
+    "tokens": (("million tokens", 1e6), ("thousand tokens", 1e3)),
+}
 # Of work that is counted in units of very different lengths: the caller knows better how long it will take.
 _BAR_OF_UNITS = "{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}"
 
@@ -53,9 +57,9 @@ class Silent:
 class Printed:
     """A tqdm bar if `stream` (default: standard error) is a terminal, else lines.
 
-    There are two kinds of work. Bytes: `update` says how many are done, and a line appears every
-    `seconds_per_line`. Units that end one by one with a result, such as launches: `begin` gets their name,
-    `start` and `finish` are called for each, and each has a line.
+    There are two kinds of work. Bytes, or with that unit tokens: `update` says how many are done, and a line
+    appears every `seconds_per_line`. Units that end one by one with a result, such as launches: `begin` gets
+    their name, `start` and `finish` are called for each, and each has a line.
 
     Lines go to `lines`, by default to `stream`.
     """
@@ -83,8 +87,8 @@ class Printed:
         if self._stream.isatty():
             from tqdm import tqdm  # workers, which import this module too, start faster without it
 
-            if unit == "B":
-                self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, file=self._stream)
+            if unit in _SCALED:
+                self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, file=self._stream)
             else:
                 self._bar = tqdm(
                     total=total, initial=done, desc=what, unit=unit, dynamic_ncols=True,
@@ -109,7 +113,7 @@ class Printed:
             if done > self._first:
                 seconds = (now - self._first_update) * (self._total - done) / (done - self._first)
                 left = f", {_clock(seconds)} left"
-            self.note(f"{self._what}: {_amount(done, self._total)}{speed}{left}")
+            self.note(f"{self._what}: {_amount(done, self._total, self._unit)}{speed}{left}")
 
     def start(self, name: str) -> None:
         """The unit `name` begins."""
@@ -157,10 +161,11 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
-def _amount(done: int, total: int) -> str:
-    """The bytes done and in all, in the largest unit of which the total has one, to two digits at least."""
-    for unit, size in (("MB", 1e6), ("KB", 1e3)):
+def _amount(done: int, total: int, unit: str) -> str:
+    """The bytes or tokens done and in all, in the largest unit of which the total has one, to two digits at
+    least."""
+    for name, size in _SCALED[unit]:
         if total >= size:
             digits = 1 if total < 10 * size else 0
-            return f"{done / size:.{digits}f} of {total / size:.{digits}f} {unit}"
-    return f"{done} of {total} bytes"
+            return f"{done / size:.{digits}f} of {total / size:.{digits}f} {name}"
+    return f"{done} of {total} {'bytes' if unit == 'B' else unit}"

@@ -12,6 +12,7 @@ sharing          micro-batches of a step, shared by the ranks
 pretraining/     samples to the masked batches of a rank
 finetuning/      labelled examples of any kind to the batches of a rank
 classification/  texts with a label or a number (GLUE, own files) to batches and scores
+minimal_pairs/   sentences and their wrong twins, to masked copies and accuracies
 questions/       SQuAD: questions to windows, logits to answers and scores
 fingerprint      sizes, samples and checksums that tell data from other data
 masked_copies    static masks of a token store, as an instance store

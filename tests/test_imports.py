@@ -32,7 +32,7 @@ LAYERS = (
     ("bench", "comparison"),
     (
         *("run_pretraining_hvd", "run_pretraining_byteps", "finetune_squad", "finetune_classifier"),
-        *("convert", "predict", "compare", "hparams", "results", "run_sagemaker"),
+        *("convert", "predict", "score", "compare", "hparams", "results", "run_sagemaker"),
     ),
 )
 ALONE = "setup"  # it runs before anything is installed

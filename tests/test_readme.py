@@ -7,6 +7,7 @@ tested below. A word `…` in a command stands for options of the reader's own.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -158,6 +159,7 @@ HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
 COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
 CONVERTING = [command for command in ALL if command.words[1:2] == ["convert.py"]]
 PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
+SCORING = [command for command in ALL if command.words[1:2] == ["score.py"]]
 FINETUNING = [
     command for command in ALL if {"finetune_squad.py", "finetune_classifier.py"} & set(command.words)
 ]
@@ -189,6 +191,8 @@ def test_every_command_is_of_a_tested_kind():
             return "compare"  # test_the_commands_that_compare, tests/comparison
         if command in PREDICTING:
             return "predict"
+        if command in SCORING:
+            return "score"
         if command in TABLES:
             return "results"  # tests/training/results
         if command in CONVERTING:
@@ -215,6 +219,7 @@ def test_every_command_is_of_a_tested_kind():
         "profile",
         "compare",
         "predict",
+        "score",
         "convert",
         "finetune",
         "results",
@@ -481,6 +486,21 @@ def test_what_the_run_has_learned(own_text, command):
         assert shown.count("%") == 5 * command.text.count("[MASK]")
 
 
+@pytest.mark.parametrize("command", SCORING, ids=lambda command: command.text[:90])
+def test_the_commands_that_judge_pairs(own_text, command):
+    rows = ["sentence_good\tsentence_bad\tUID\tterm", "It opens a file .\tIt open a file .\tagree\tverbs"]
+    packed = gzip.compress("\n".join([*rows, rows[1]]).encode())
+    folder = own_text.directory / "blimp" / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder / "agree.tsv.gz", own_text.directory / "pairs.tsv.gz"):
+        path.write_bytes(packed)
+    script, *words = command.words[1:]
+    shown = run_command([sys.executable, ROOT / script, *words], cwd=own_text.directory).check().stdout
+    assert "mean of 1 groups: " in shown
+    for name in filter(re.compile(r"\.(json|png)$").search, words):
+        assert (own_text.directory / name).stat().st_size > 500
+
+
 def test_the_files_of_a_run(own_text):
     table = section(TRAINING_GUIDE, CHECKPOINT_DIRECTORY)
     rows = re.findall(r"^\| (`.*?) \|", table.split("| field |")[0], re.MULTILINE)
@@ -638,7 +658,8 @@ def helps_of() -> dict[str, str]:
     ]
     modules += ["-m training.profile", "-m tests.faults"]
     modules += ["compare.py", "-m bench.pipelines", "-m tests.pipeline_hosts"]
-    modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
+    modules += ["convert.py", "predict.py", "score.py", "results.py"]
+    modules += ["finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

@@ -36,7 +36,7 @@ def test_the_scripts_differ_only_in_the_backend():
 def test_every_script_is_executable():
     top = [path for path in ROOT.glob("*.py") if 'if __name__ == "__main__":' in path.read_text("utf-8")]
     hosts = [path for path in (ROOT / "hosts").glob("*.py") if path.read_text("utf-8").startswith("#!")]
-    assert len(top) == 10 and len(hosts) == 7
+    assert len(top) == 11 and len(hosts) == 7
     for path in [*top, *hosts]:
         assert path.read_text("utf-8").startswith("#!/usr/bin/env python3\n"), path.name
         assert os.access(path, os.X_OK), path.name

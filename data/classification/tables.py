@@ -1,7 +1,8 @@
 """Lines of TSV, CSV and JSON-lines files as cells, each with its line number.
 
 TSV has no quoting, as GLUE's files: a quotation mark is a character, "\\n" alone ends a line. CSV has the
-usual quoting (RFC 4180), also with line breaks in cells. JSON lines hold one object each.
+usual quoting (RFC 4180), also with line breaks in cells. JSON lines hold one object each. Files may be packed
+(data.text.lines).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from data.text.lines import open_text
 
 TSV, CSV, JSON_LINES = "TSV", "CSV", "JSON lines"
 _ENDINGS = {".tsv": TSV, ".txt": TSV, ".csv": CSV, ".jsonl": JSON_LINES, ".ndjson": JSON_LINES}
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
 _LONGEST_CELL = 1 << 24  # characters; the csv module's own limit is 128 KiB, and one for the whole process
 
 
@@ -165,8 +167,10 @@ class Table:
 
 
 def kind_of(path: str, flag: str) -> str:
-    """TSV, CSV or JSON_LINES, by the file's name."""
-    ending = os.path.splitext(path)[1].lower()
+    """TSV, CSV or JSON_LINES, by the file's name, the ending of a packing program left out."""
+    name, ending = os.path.splitext(path.lower())
+    if ending in _PACKED:
+        ending = os.path.splitext(name)[1]
     if ending not in _ENDINGS:
         raise InputError(
             f"{flag}: {path}: the name has to end with .tsv (or .txt), .csv or .jsonl, by what is in it"
@@ -201,7 +205,7 @@ def _json_line(number: int, text: str, keys: tuple[str, ...]) -> tuple[Line, tup
     except RecursionError:
         return Line(number, [], "JSON that is nested too deep"), keys
     if not isinstance(value, dict) or not value:
-        return Line(number, [], "no JSON object with a text and a label"), keys
+        return Line(number, [], "no JSON object of names and values"), keys
     keys = keys or tuple(value)
     missing = [key for key in keys if key not in value]
     if missing:

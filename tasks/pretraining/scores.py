@@ -1,9 +1,10 @@
-"""Scores of both heads for text that is no training example: of every token at chosen places, and of the
-next sentence."""
+"""Scores of both heads for text that is no training example: of every token at chosen places, of the tokens
+that stand there, and of the next sentence."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -12,9 +13,10 @@ from gluonnlp.model.bert import BERTModel
 from base.errors import InputError
 from bert.configuration import KEEP, REMOVE
 from bert.fused import FusedBert
-from bert.model import build_model, initialize
+from bert.model import DECODER, HEADS, build_model, initialize
 from bert.operators import check_padding, choose_operators
 from bert.weights.tensors import Weights
+from data.minimal_pairs.copies import Batch
 from tasks.pretraining.fused import classify, decoder_weight, transform
 
 
@@ -69,38 +71,117 @@ class FusedScores(FusedBert):
         return int(self._reg_params["word_embed.0.weight"].shape[0])
 
 
-class Predictor:
-    """A BERT with weights from anywhere, on the first GPU or the CPU, in float32.
+class LogLikelihood(mx.gluon.HybridBlock):
+    """log p, in nats, of tokens at chosen places on MXNet's operators: (B, L), (B, L), (B,), (B, P), (B, P)
+    int32 -> (B, P) float32."""
+
+    def __init__(self, bert: BERTModel):
+        super().__init__(prefix="")
+        self.bert = bert
+
+    def hybrid_forward(
+        self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any, labels: Any
+    ) -> Any:
+        lengths = F.cast(valid_lengths, dtype="float32")
+        decoded = self.bert(input_ids, segment_ids, lengths, positions)[-1]
+        return F.pick(F.log_softmax(decoded, axis=-1), labels, axis=-1)
+
+
+class FusedLogLikelihood(FusedBert):
+    """The same on the fused operators."""
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        input_ids: Any,
+        segment_ids: Any,
+        valid_lengths: Any,
+        positions: Any,
+        labels: Any,
+        **weights: Any,
+    ) -> Any:
+        layers = self.layers(F, weights)
+        x = self.encode(layers, input_ids, segment_ids, valid_lengths, positions)
+        hidden = F.reshape(transform(layers, F.slice_axis(x, axis=1, begin=1, end=None)), shape=(-3, 0))
+        flat = F.reshape(labels, shape=(-1,))
+        losses = F.bert_decode_loss(
+            hidden, decoder_weight(weights), weights["decoder.3.bias"],
+            flat, F.ones_like(F.cast(flat, dtype="float32")), deferred=0, dtype=layers.dtype,
+        )[0]  # fmt: skip
+        return F.reshape_like(-losses, F.cast(labels, dtype="float32"))
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a network computes: `operators`, `padding` and `dtype` as these options have them. `padding` None:
+    removed where the operators can."""
+
+    operators: str = "auto"
+    padding: str | None = KEEP
+    dtype: str = "float32"
+
+
+def opened(
+    weights: Weights,
+    computing: Computing,
+    plain: Callable[[BERTModel], mx.gluon.HybridBlock],
+    fused: type[FusedBert],
+    heads: Collection[str],
+) -> tuple[mx.gluon.HybridBlock, mx.Context]:
+    """A network with weights from anywhere, and its device: the first GPU or the CPU.
 
     Args:
-        operators, padding: as for these options.
+        plain, fused: the network on MXNet's operators and on ours.
+        heads: those of bert.model.HEADS that it has.
 
     Raises:
-        InputError: operators or padding that cannot be had, or weights that cannot be read or are not finite.
+        InputError: operators, padding or a dtype that cannot be had, or weights that cannot be read or are
+            not finite.
     """
+    device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
+    chosen = choose_operators(computing.operators, computing.dtype, device, weights.config)
+    padding = computing.padding or (REMOVE if chosen == "fused" else KEEP)
+    check_padding(padding, chosen)
+    bert = build_model(weights.config, weights.vocab_size, dropout=0.0, heads=heads)
+    initialize(bert, device, "float32", seed=0)  # a head that the weights lack is never looked at
+    named = bert._collect_params_with_prefix()
+    for name in filter(named.__contains__, weights.tensors):
+        array = weights.tensors[name].read().astype(np.float32, copy=False)
+        if not np.isfinite(array).all():
+            raise InputError(f"{weights.source}: {name} has numbers that are not finite in float32")
+        named[name].set_data(mx.nd.array(array, ctx=device, dtype="float32"))
+    if chosen == "fused":
+        products = ["decoder.0.weight"] if DECODER in heads else []
+        network = fused(bert, weights.config, computing.dtype, 0.0, products)
+        network.pack_weights()
+        if padding == REMOVE:
+            network.remove_padding()
+    else:
+        network = plain(bert)
+    network.hybridize()
+    return network, device
+
+
+class TokenScorer:
+    """Log-likelihoods of tokens by a BERT with weights from anywhere. Raises InputError as `opened`."""
+
+    def __init__(self, weights: Weights, computing: Computing):
+        self._network, self._device = opened(weights, computing, LogLikelihood, FusedLogLikelihood, [DECODER])
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """log p, in nats, of the labels of a batch, (B,) float64."""
+        columns = (batch.ids, np.zeros_like(batch.ids), batch.lengths, batch.places, batch.labels)
+        arrays = [mx.nd.array(each, ctx=self._device, dtype="int32") for each in columns]
+        return self._network(*arrays).asnumpy()[:, 0].astype(np.float64)
+
+
+class Predictor:
+    """Probabilities by a BERT with weights from anywhere, in float32. Raises InputError as `opened`."""
 
     def __init__(self, weights: Weights, operators: str, padding: str = KEEP):
-        self._device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
-        chosen = choose_operators(operators, "float32", self._device, weights.config)
-        check_padding(padding, chosen)
-        bert = build_model(weights.config, weights.vocab_size, dropout=0.0)
-        initialize(bert, self._device, "float32", seed=0)  # a head that the weights lack is never looked at
-        named = bert._collect_params_with_prefix()
-        for name, tensor in weights.tensors.items():
-            array = tensor.read().astype(np.float32, copy=False)
-            if not np.isfinite(array).all():
-                raise InputError(f"{weights.source}: {name} has numbers that are not finite in float32")
-            named[name].set_data(mx.nd.array(array, ctx=self._device, dtype="float32"))
-        if chosen == "fused":
-            self._network: Scores | FusedScores = FusedScores(
-                bert, weights.config, "float32", 0.0, head_products=["decoder.0.weight"]
-            )
-            self._network.pack_weights()
-            if padding == REMOVE:
-                self._network.remove_padding()
-        else:
-            self._network = Scores(bert)
-        self._network.hybridize()
+        self._network, self._device = opened(
+            weights, Computing(operators, padding), Scores, FusedScores, HEADS
+        )
 
     def __call__(self, batch: Sequence[Encoded]) -> list[Probabilities]:
         """Answers to inputs, which are computed together."""

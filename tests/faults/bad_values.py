@@ -23,6 +23,7 @@ import finetune_squad
 import hparams
 import predict
 import results
+import score as score_pairs
 from base.command_line import OptionParser
 from base.errors import InputError
 from bench import finetune, loader, pipelines, questions, step, tokenize_text
@@ -91,6 +92,7 @@ COMMANDS: dict[str, Command] = {
     "hparams.py": Command(("hparams.py",), hparams.main),
     "convert.py": Command(("convert.py",), convert.parse),
     "predict.py": Command(("predict.py",), predict.parse),
+    "score.py": Command(("score.py",), score_pairs.parse),
     "results.py": Command(("results.py",), results.parse_options),
     "hosts/launch.py": Command(("hosts/launch.py",), launch.main),
     "data.prepare": Command(("-m", "data.prepare"), prepare.parse),
