@@ -7,6 +7,9 @@ import os
 import re
 from typing import Iterator
 
+from data.text.prose import has_clause
+from data.text.sentences import split_sentences
+
 # GCIDE as dictd has it: a headword at the beginning of a line, below it blocks of indented lines.
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")  # origins of words, sources, marks such as [Obs.]
 _HEAD = re.compile(r"^[^\\]*\\[^\\]*\\")  # the headword and, between backslashes, how it is pronounced
@@ -19,9 +22,10 @@ _REFERENCE = re.compile(r"^(?:Syn|Note|See|Cf|Usage)\b:?")
 
 
 def gcide_documents(folder: str) -> Iterator[list[str]]:
-    """The entries of dict-gcide below `folder`; those with the same first three letters are a document.
+    """Sentences of dict-gcide below `folder`; those with the same first three letters are a document.
 
-    Left out: headwords, pronunciations, origins, sources, authors of quotations, synonyms.
+    Left out: headwords, pronunciations, origins, sources, authors of quotations, synonyms, and what has no
+    clause, which are most definitions.
     """
     path = os.path.join(folder, "usr/share/dictd/gcide.dict.dz")
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as handle:
@@ -37,9 +41,7 @@ def gcide_documents(folder: str) -> Iterator[list[str]]:
                 yield document
                 document = []
             letters = start
-        paragraph = _plain_entry(block)
-        if paragraph:
-            document.append(paragraph)
+        document += filter(has_clause, split_sentences(_plain_entry(block)))
     if document:
         yield document
 
@@ -74,7 +76,9 @@ def wordnet_documents(folder: str) -> Iterator[list[str]]:
                     continue  # the licence
                 fields, _, gloss = line.partition(" | ")
                 group = groups.setdefault(fields.split(" ", 2)[1], [])
-                group.extend(_as_sentence(each) for each in _GLOSS_PARTS.findall(gloss))
+                examples = _GLOSS_PARTS.findall(gloss)
+                # A verb's are sentences or commands ("start afresh"); others are often phrases.
+                group += map(_as_sentence, examples if name == "data.verb" else filter(has_clause, examples))
         yield from groups.values()
     yield list(_verb_sentences(wordnet))
 

@@ -112,9 +112,7 @@ def whole_sentence(sentence: str) -> str | None:
     """The sentence, without quotation marks that have no partner or enclose it, if it is a whole one.
 
     That is one of MIN_WORDS words at least and MOST_CHARACTERS characters at most, from a capital to a full
-    stop, a question or an exclamation mark, mostly letters and spaces, without a sign of a program, that has
-    an auxiliary verb or the pronoun of a subject. The last leaves out most definitions that are not sentences
-    ("The act of abolishing."), and with them some sentences.
+    stop, a question or an exclamation mark, mostly letters and spaces, without a sign of a program.
     """
     if sentence.count('"') % 2:
         sentence = sentence[1:] if sentence.startswith('"') else sentence
@@ -129,6 +127,13 @@ def whole_sentence(sentence: str) -> str | None:
         and len(_WORD.findall(sentence)) >= MIN_WORDS
         and _WHOLE.fullmatch(sentence) is not None
         and _PLACEHOLDER.search(sentence) is None
-        and _CLAUSE.search(sentence) is not None
     )
     return sentence if suitable else None
+
+
+def has_clause(sentence: str) -> bool:
+    """Whether an auxiliary verb or the pronoun of a subject is in it.
+
+    That tells most definitions and phrases ("The act of abolishing.") from sentences; it misses some.
+    """
+    return _CLAUSE.search(sentence) is not None

@@ -11,25 +11,8 @@ import zlib
 from pathlib import Path
 from typing import Callable, Mapping
 
-SUBJECTS = (
-    "The baker",
-    "A sailor",
-    "My sister",
-    "That farmer",
-    "The king",
-    "Every child",
-    "Our son",
-    "Some boy",
-)
-VERBS = (
-    "has seen",
-    "will follow",
-    "could describe",
-    "had forgotten",
-    "should visit",
-    "may like",
-    "must paint",
-)
+SUBJECTS = ("The baker", "A sailor", "My sister", "That farmer", "The king", "Each son", "A boy", "He")
+VERBS = ("has seen", "will follow", "could draw", "had forgotten", "should visit", "may like", "must paint")
 
 
 def sentences(name: str, count: int) -> list[str]:
@@ -68,9 +51,7 @@ def wordnet(folder: Path) -> None:
             )
         (place / f"data.{part}").write_text("".join(lines), encoding="utf-8")
     (place / "sents.vrb").write_text("1 The children %s to the playground\n2 They %s it\n", encoding="utf-8")
-    verbs = "".join(
-        f"{verb}%2:38:00:: 1\n" for verb in ("walk", "run", "ride", "drive", "hurry", "return", "go")
-    )
+    verbs = "".join(f"{verb}%2:38:00:: 1\n" for verb in ("walk", "run", "ride", "drive", "fly", "return"))
     (place / "sentidx.vrb").write_text(f"{verbs}look_up%2:31:00:: 2,1\n", encoding="utf-8")
 
 
@@ -99,12 +80,13 @@ def bible(folder: Path) -> None:
 
 
 def austen(folder: Path) -> None:
-    """Two novels as R has them, the first in an older version of the format, lines broken anywhere."""
+    """Two novels as R has them, the first in an older version of the format, broken lines."""
     database = b""
     for version, name in ((2, "Emma"), (3, "Persuasion")):
         lines = [name.upper(), "", "Chapter 1", ""]
         for index, sentence in enumerate(sentences(name, 800)):
-            lines += [sentence[:20], sentence[20:], ""] + (["CHAPTER II.", ""] if index == 400 else [])
+            begin, rest = sentence.split(" of ")
+            lines += [begin, f"of {rest}", ""] + (["CHAPTER II.", ""] if index == 400 else [])
         content = b"X\n" + struct.pack(">iii", version, 0x40201, 0x30500)
         content += struct.pack(">i", 5) + b"UTF-8" if version == 3 else b""
         content += struct.pack(">ii", 16, len(lines))

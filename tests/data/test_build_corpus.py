@@ -13,7 +13,7 @@ from data.build_corpus import PACKAGES, build, main, regrouped
 from data.corpus_files import held_out
 from data.debian.packages import fetch_package
 from data.text.corpus import documents
-from data.text.prose import plain_punctuation, whole_sentence
+from data.text.prose import has_clause, plain_punctuation, whole_sentence
 from tests.data.debian_packages import repository, sentences
 from tests.processes import LIMIT
 
@@ -58,7 +58,7 @@ def test_every_source_is_there_without_its_mark_up(built):
         "1913",
         "Shak",
         "{",
-        "Syn",
+        "Syn:",
         "<",
         "[Obs.]",
         "Ge1",
@@ -147,7 +147,7 @@ def test_text_of_your_own(tmp_path, capsys):
     before = (tmp_path / "corpus/corpus.json").stat().st_mtime_ns
     assert main(arguments) == 0 and (tmp_path / "corpus/corpus.json").stat().st_mtime_ns > before
     with pytest.raises(InputError, match="--text: too little text"):
-        text.write_text("\n".join(sentences("garden", 9)), "utf-8")
+        text.write_text("\n".join(sentences("garden", 7)), "utf-8")
         build(str(tmp_path / "little"), text=str(text), vocab_size=300)
 
 
@@ -163,7 +163,7 @@ def test_text_of_your_own(tmp_path, capsys):
             "Carla\u2019s  brother \u2014 the old one \u2014 hasn\u2019t come!",
             "Carla's brother - the old one - hasn't come!",
         ),
-        ("The act of abolishing something.", None),  # no clause
+        ("The act of abolishing something.", "The act of abolishing something."),
         ("the cat is here.", None),
         ("The cat is here", None),
         ("It is.", None),
@@ -174,6 +174,13 @@ def test_text_of_your_own(tmp_path, capsys):
 )
 def test_whole_sentences(given, kept):
     assert whole_sentence(plain_punctuation(given)) == kept
+
+
+def test_a_clause_has_an_auxiliary_or_a_pronoun():
+    for sentence in ("Dogs can bark.", "They bark.", "Isn't it?", "He's here.", "The one who barks."):
+        assert has_clause(sentence), sentence
+    for phrase in ("The act of barking.", "A loud bark; a cry.", "Of the Isles.", "Punitive justice."):
+        assert not has_clause(phrase), phrase
 
 
 def test_short_documents_are_joined_and_long_ones_cut():

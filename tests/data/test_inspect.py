@@ -177,6 +177,9 @@ def test_numbers_of_the_text(facts, directory, vocab):
     assert facts["text"]["sentence_lengths"]["mean"] == pytest.approx(np.diff(store.sentences).mean())
     assert facts["text"]["document_lengths"]["mean"] == pytest.approx(np.diff(store.documents).mean())
     assert facts["text"]["repeated"] == []
+    ids = store.ids.tolist()
+    each = [tuple(ids[start:end]) for start, end in zip(store.sentences, store.sentences[1:])]
+    assert facts["text"]["duplicate_sentences"] == len(each) - len(set(each))
 
 
 def test_instances_are_those_of_the_training(facts, source, vocab):
