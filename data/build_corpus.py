@@ -41,7 +41,7 @@ PACKAGES = tuple(source.package for source in SOURCES)
 
 
 class Origin(NamedTuple):
-    """Where text comes from."""
+    """A source of text."""
 
     name: str
     version: str

@@ -135,7 +135,7 @@ _SPOKEN = re.compile(r"`([^`]*)`")
 
 
 def endless_sky_documents(folder: str) -> Iterator[list[str]]:
-    """What is told and spoken in the data files of Endless Sky below `folder`; a mission is a document."""
+    """Text and speech in the data files of Endless Sky below `folder`; a mission is a document."""
     for path in _files(folder, "usr/share/games/endless-sky/data/**/*.txt"):
         with open(path, encoding="utf-8", errors="replace") as handle:
             for mission in re.split(r"\n(?=\S)", handle.read()):
