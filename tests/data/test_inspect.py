@@ -474,6 +474,7 @@ TEXTS = {
     "a literal <unk>": GOOD.replace("number 3 ", "<unk> <unk> "),
     "'@ - @': mark-up": re.sub("number [3-7] ", "long @-@ <b> ", GOOD),
     "no language repeats itself": GOOD,
+    "stand in the text before": "\n\n".join((GOOD, *GOOD.split("\n\n")[:10])),
     "single sentence": "\n\n".join(line for line in GOOD.splitlines() if line),
     "fewer than 5 tokens": "\n\n".join("\n".join("i am ." for _ in range(20)) for _ in range(60)),
     "paragraphs": "\n\n".join(

@@ -28,7 +28,7 @@ def test_the_table_begins_at_nothing_and_rises():
         assert recipe(after.hours - 0.001) == before and recipe(after.hours) == after
 
 
-@pytest.mark.parametrize("hours", [0.01, 0.5, *(each.hours for each in RECIPES if each.hours), 24])
+@pytest.mark.parametrize("hours", [0.1, 0.5, *(each.hours for each in RECIPES if each.hours), 24])
 def test_the_pretraining_scripts_take_the_options(hours):
     words = [*options(hours, bfloat16=True), "--raw", "--data", "text", "--vocab", "v", "--ckpt_dir", "r"]
     config = run_config(parse_options(words, ""))
