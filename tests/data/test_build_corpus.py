@@ -62,9 +62,9 @@ def test_every_source_is_there_without_its_mark_up(built):
         "<",
         "[Obs.]",
         "Ge1",
-        "heading",
-        "comment",
-        "licence; ",
+        "heading without",
+        "It is a comment",
+        "This is the licence",
         "function::",
     ):
         assert gone not in whole, gone
