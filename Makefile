@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pretrain finetune from-pretrained from-random compare test reliability bench check check-gpu format
+.PHONY: help setup pretrain corpus finetune from-pretrained from-random compare test reliability bench check check-gpu format
 .PHONY: clean pins
 
 BACKEND ?= hvd
@@ -47,14 +47,32 @@ PYTEST = GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -p test
 
 # The embedded default: 32 tokens, then four times as many. With 40% and 30% of them masked so short a run learns what
 # context is for; with 15% it does not (docs/notebook/two_minutes.md).
-RUN_DIR ?= runs/embedded$(if $(filter byteps,$(BACKEND)),_byteps)
-CORPUS := -m data.embedded --output $(RUN_DIR)
-PRETRAIN := run_pretraining_$(BACKEND).py --resume \
-	--raw --data '$(RUN_DIR)/corpus/train-*.txt' --data_eval $(RUN_DIR)/corpus/eval.txt \
-	--vocab $(RUN_DIR)/vocab.txt --model bert_2_128_2 --dropout 0 \
+SMALL := --model bert_2_128_2 --dropout 0 \
 	--stages both --max_seq_length 32,128 --batch_size 768,1536 --use_avg_len --num_steps 1270,400 \
 	--masked_lm_prob 0.4,0.3 --max_predictions_per_seq 13,39 \
-	--lr 0.012 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
+	--lr 0.012 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300
+
+# With HOURS= another corpus, of Debian packages or of TEXT=, and the options that training/hours.py has for them.
+HOURS ?=
+TEXT ?=
+PACKAGES ?=
+CORPUS_DIR ?= runs/corpus$(if $(TEXT),_own)
+BUILD := -m data.build_corpus --output $(CORPUS_DIR) \
+	$(if $(TEXT),--text '$(TEXT)') $(if $(PACKAGES),--packages '$(PACKAGES)')
+RUN_DIR ?= runs/$(if $(HOURS),hours_$(HOURS)$(if $(TEXT),_own),embedded)$(if $(filter byteps,$(BACKEND)),_byteps)
+FROM := $(if $(HOURS),$(CORPUS_DIR),$(RUN_DIR))
+CORPUS := $(if $(HOURS),$(BUILD),-m data.embedded --output $(RUN_DIR))
+PRETRAIN := run_pretraining_$(BACKEND).py --resume \
+	--raw --data '$(FROM)/corpus/train-*.txt' --data_eval $(FROM)/corpus/eval.txt --vocab $(FROM)/vocab.txt \
+	$(if $(HOURS),$$($(PY) -m training.hours $(HOURS)),$(SMALL)) --ckpt_dir $(RUN_DIR)/ckpt
+ifneq ($(and $(HOURS),$(filter finetune,$(MAKECMDGOALS))),)
+$(error HOURS=$(HOURS): is for make pretrain; then make finetune INIT=$(RUN_DIR)/ckpt)
+endif
+ifneq ($(and $(TEXT)$(PACKAGES),$(filter pretrain,$(MAKECMDGOALS))),)
+ifeq ($(HOURS),)
+$(error TEXT= and PACKAGES= are for make corpus and, with HOURS=3, make pretrain)
+endif
+endif
 
 # Questions out of the same text, with one word to find in a short context: what so small a model learns in
 # half a minute. The same budget from the pretrained weights and from random ones, which learn it later: steps of 4
@@ -89,12 +107,16 @@ help: ## list the targets
 setup: ## set up .venv (PYTHON=python3.10 names an interpreter; CUDA=112 for GPU machines: docs/gpus.md)
 	@PYTHON="$(PYTHON)" setup/bootstrap.sh --cuda="$(CUDA)"
 
-pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes (BACKEND=hvd or byteps, NP=2)
+pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes (BACKEND=hvd or byteps, NP=2; HOURS=3)
+	$(if $(HOURS),$(PY) -m training.hours $(HOURS))
 	$(PY) $(CORPUS)
 	$(LAUNCH) $(PY) $(PRETRAIN)
 	@echo "three held-out sentences, chosen by their SHA-256, with a word masked:"
-	@$(PY) predict.py $(RUN_DIR)/ckpt --examples $(RUN_DIR)/corpus/eval.txt
+	@$(PY) predict.py $(RUN_DIR)/ckpt --examples $(FROM)/corpus/eval.txt
 	@echo 'your own: $(PY) predict.py $(RUN_DIR)/ckpt "The [MASK] of the file is a [MASK] ."'
+
+corpus: setup ## build the corpus of make pretrain HOURS=3, of Debian packages (PACKAGES=NAME,...) or TEXT='FILES'
+	$(PY) $(BUILD)
 
 finetune: setup ## fine-tune on questions, after pretraining (SQUAD=train.json,dev.json; INIT=WEIGHTS; SEEDS=3)
 	$(if $(INIT),,test -e $(PRETRAINED) || { $(PY) $(CORPUS) && $(LAUNCH) $(PY) $(PRETRAIN); })

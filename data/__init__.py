@@ -1,6 +1,9 @@
 """Text to tokens to instances to batches. Nothing here imports MXNet.
 
 embedded         command: the default corpus from CPython's own documentation
+build_corpus     command: a corpus of some million words from Debian packages, or from your own text
+debian/          English text out of Debian packages
+corpus_files     the files of a corpus that one of these two writes
 train_vocab      command: a vocabulary from text
 options          tables of the options for data and batches
 text/            text files to sentences

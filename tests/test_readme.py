@@ -48,7 +48,7 @@ README_LINES = 150
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 DATA_COMMANDS = (
-    *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz"),
+    *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz", "data.build_corpus"),
     "data.classification.embedded",  # tests/data/classification/test_submission.py
     *("data.questions.cloze", "data.questions.score"),  # tests/data/questions
 )

@@ -4,6 +4,7 @@ options_file        options in YAML files
 config              tables of options, and all settings of a run
 start_options       the table of those that say where a run starts, and its stages
 gluonnlp_options    options of GluonNLP's that are taken as ours, or rejected
+hours               command: the options of a run of so many hours
 options             the command line of the pretraining scripts, and the settings made of it
 start/              the one door into a run: fresh, from parameters, from a checkpoint
 budget              hours instead of steps

@@ -9,6 +9,8 @@ from data.inspection.decoding import MASKED, Instance, Style, Words, columns, fa
 from data.inspection.histogram import bars, bins
 from data.tokenizing.vocab import Vocabulary
 
+DUPLICATE_SHARE = 0.1  # of sentences, from which on they are reported; the text that comes with Python has 5%
+
 
 def report(
     facts: dict[str, Any], instances: Sequence[Instance], vocab: Vocabulary | None, style: Style
@@ -34,7 +36,8 @@ def _what(facts: dict[str, Any], style: Style) -> list[str]:
         sentences, documents = facts["text"]["sentence_lengths"], facts["text"]["document_lengths"]
         lines.append(
             f"  a sentence has {sentences['mean']:.1f} tokens in the mean (median {sentences['median']}), "
-            f"a document {documents['mean']:.1f} sentences"
+            f"a document {documents['mean']:.1f} sentences; {_duplicate_share(facts):.1%} of the sentences "
+            "stand in the text before"
         )
     vocabulary = facts["vocabulary"]
     if vocabulary is None:
@@ -253,6 +256,11 @@ def _text_warnings(facts: dict[str, Any]) -> list[str]:
     short = _counted(sentences, range(1, 5)) / sentences["number"]
     if short > 0.25:
         lines.append(f"{short:.0%} of the sentences have fewer than 5 tokens: are they headings or a table?")
+    if _duplicate_share(facts) > DUPLICATE_SHARE:
+        lines.append(
+            f"{_duplicate_share(facts):.0%} of the sentences stand in the text before, token by token: are "
+            "documents in it twice, or boilerplate? data.build_corpus --text keeps each sentence once"
+        )
     for each in facts["text"]["repeated"]:
         text = f"{each['share']:.1%} of the tokens are {each['text']!r}"
         if each["joined"].lower() == "<unk>":
@@ -272,6 +280,10 @@ def _text_warnings(facts: dict[str, Any]) -> list[str]:
             "prepare the text with --split_sentences"
         )
     return lines
+
+
+def _duplicate_share(facts: dict[str, Any]) -> float:
+    return float(facts["text"]["duplicate_sentences"] / facts["text"]["sentence_lengths"]["number"])
 
 
 def _counted(facts: dict[str, Any], values: Sequence[int] | range) -> int:

@@ -179,6 +179,9 @@ def test_numbers_of_the_text(facts, directory, vocab):
     assert facts["text"]["sentence_lengths"]["mean"] == pytest.approx(np.diff(store.sentences).mean())
     assert facts["text"]["document_lengths"]["mean"] == pytest.approx(np.diff(store.documents).mean())
     assert facts["text"]["repeated"] == []
+    ids = store.ids.tolist()
+    each = [tuple(ids[start:end]) for start, end in zip(store.sentences, store.sentences[1:])]
+    assert facts["text"]["duplicate_sentences"] == len(each) - len(set(each))
 
 
 def test_instances_are_those_of_the_training(facts, source, vocab):
@@ -473,6 +476,7 @@ TEXTS = {
     "a literal <unk>": GOOD.replace("number 3 ", "<unk> <unk> "),
     "'@ - @': mark-up": re.sub("number [3-7] ", "long @-@ <b> ", GOOD),
     "no language repeats itself": GOOD,
+    "stand in the text before": "\n\n".join((GOOD, *GOOD.split("\n\n")[:10])),
     "single sentence": "\n\n".join(line for line in GOOD.splitlines() if line),
     "fewer than 5 tokens": "\n\n".join("\n".join("i am ." for _ in range(20)) for _ in range(60)),
     "paragraphs": "\n\n".join(
