@@ -40,12 +40,9 @@ class PretrainingBatches:
     it need not be counted to find it. A plain number of blocks from the start is understood too.
     """
 
-    def __init__(
-        self, source: Source, batching: BatchingConfig, seed: int, share: Share, shuffle: bool = True
-    ) -> None:
+    def __init__(self, source: Source, batching: BatchingConfig, seed: int, share: Share) -> None:
         self._source = source
-        self._seed, self._shuffle = seed, shuffle
-        self._share = share
+        self._seed, self._share = seed, share
         self._batching = batching
         self._bounds = bucket_bounds(source.lengths(seed, 0), batching.num_buckets, source.max_length)
         self._orders: EpochCache[int, EpochOrder] = EpochCache(self._make_order, lambda order: order.nbytes)
@@ -107,8 +104,7 @@ class PretrainingBatches:
         longest = max(self._bounds[-1], padded_to(int(lengths.max()), self._source.max_length))
         bounds = [*self._bounds[:-1], longest]
         rows = [self._rows(bound) for bound in bounds]
-        key = epoch_key(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
-        return epoch_order(lengths, bounds, rows, key)
+        return epoch_order(lengths, bounds, rows, epoch_key(self._seed, epoch, _ORDER_PURPOSE))
 
 
 def dummy_batch(

@@ -37,19 +37,9 @@ def source(store, vocab):
     return TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
 
 
-def make(
-    source,
-    rank=0,
-    world_size=1,
-    batch_size=16,
-    use_avg_len=False,
-    num_buckets=4,
-    seed=3,
-    shuffle=True,
-    position=0,
-):
+def make(source, rank=0, world_size=1, batch_size=16, use_avg_len=False, num_buckets=4, seed=3, position=0):
     batching = BatchingConfig(batch_size, use_avg_len, num_buckets)
-    batches = PretrainingBatches(source, batching, seed, Share.of(rank, world_size), shuffle)
+    batches = PretrainingBatches(source, batching, seed, Share.of(rank, world_size))
     return Stream(batches, position)
 
 
@@ -257,12 +247,6 @@ def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
     fresh = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     count = len(fresh.lengths(3, 0))
     assert sorted(epochs[2]) == sorted(rows_of(fresh.collate(3, 0, np.arange(count), 64)))
-
-
-def test_without_shuffling_samples_come_in_order(source):
-    batches = make(source, num_buckets=1, shuffle=False)
-    expected = source.collate(3, 0, np.arange(16), batches.shapes[-1][1])
-    assert same(next(iter(batches)), expected)
 
 
 def test_a_negative_position_is_refused(source):
