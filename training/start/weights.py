@@ -12,8 +12,17 @@ from bert.configuration import BertConfig, recorded_config
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.tokenizing.vocab import WORDPIECE
-from training.best import BEST, BEST_FILE, best_step
-from training.checkpoint import PARAMS, list_steps, newest_complete, params_path, read_manifest, verified
+from training.checkpoint import (
+    BEST,
+    BEST_FILE,
+    PARAMS,
+    best_step,
+    list_steps,
+    newest_complete,
+    params_path,
+    read_manifest,
+    verified,
+)
 from training.start.vocabulary import FILES, saved_vocabulary
 
 _AT_STEP = re.compile(rf"(.+):(\d+|{BEST})")
