@@ -12,29 +12,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from base.errors import InputError
 from base.files import replacing
-from base.json_files import read_json_object
+from training.checkpoint import BEST_FILE
 
 if TYPE_CHECKING:
     from training.run import Run
-
-BEST_FILE = "best.json"
-BEST = "best"  # in place of a step, in FOLDER:STEP
-_MOST_BYTES = 1 << 16
-
-
-def best_step(ckpt_dir: str) -> int:
-    """The step that best.json names.
-
-    Raises:
-        InputError: there is none, or it is damaged.
-    """
-    path = os.path.join(ckpt_dir, BEST_FILE)
-    step = read_json_object(path, _MOST_BYTES, path).get("step")
-    if type(step) is not int or step < 0:
-        raise InputError(f"{path} names no step of a checkpoint")
-    return step
 
 
 class BestCheckpoint:

@@ -32,13 +32,14 @@ from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
 from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
-from training.best import best_step
 from training.states_file import check_states, open_states, write_states
 
 FORMAT = 1
 _BLOCK = 1 << 20  # bytes written at once
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
 _ASIDE = ".aside"  # an empty file beside a checkpoint that is whole and from which no step could be taken
+BEST_FILE = "best.json"  # of training.best; BEST stands for its step in FOLDER:STEP
+BEST = "best"
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 _MOST_BYTES = 1 << 50  # of a file
 _MOST_TOKENS = 1 << 24  # of a vocabulary
@@ -362,6 +363,19 @@ def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
             for extension in (MANIFEST, STATES, PARAMS):
                 os.remove(_path(ckpt_dir, old, extension))
             os.remove(_path(ckpt_dir, old, _ASIDE))
+
+
+def best_step(ckpt_dir: str) -> int:
+    """The step that best.json names.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    path = os.path.join(ckpt_dir, BEST_FILE)
+    step = read_json_object(path, _MOST_MANIFEST, path).get("step")
+    if type(step) is not int or step < 0:
+        raise InputError(f"{path} names no step of a checkpoint")
+    return step
 
 
 def check_facts(manifest: Mapping[str, Any], source: str, files: Sequence[str]) -> None:

@@ -15,8 +15,7 @@ import training.saving
 from base.errors import InputError, TrainingError
 from tests.training.staged import arrays_of, metrics_of, parts_of, run
 from tests.training.test_stages import Interrupted, stop_in
-from training.best import BEST_FILE, best_step
-from training.checkpoint import list_steps
+from training.checkpoint import BEST_FILE, best_step, list_steps
 from training.report import Reporter, RunReporter
 from training.saving import Saver
 from training.start.weights import find_weights

@@ -8,8 +8,7 @@ from base.errors import InputError
 from data.pretraining.batches import EPOCH_SHIFT
 from tests.processes import ROOT, run_ranks
 from tests.training.staged import arrays_of, manifest_of, parts_of, run, words
-from training.best import best_step
-from training.checkpoint import list_steps
+from training.checkpoint import best_step, list_steps
 
 PASSES = {"num_steps": None, "num_epochs": "2,0.5", "batch_size": "64,16", "static_masks": True}
 

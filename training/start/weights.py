@@ -12,10 +12,12 @@ from bert.configuration import BertConfig, recorded_config
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.tokenizing.vocab import WORDPIECE
-from training.best import BEST, BEST_FILE, best_step
 from training.checkpoint import (
+    BEST,
+    BEST_FILE,
     PARAMS,
     Checkpoint,
+    best_step,
     list_steps,
     newest_complete,
     params_path,
