@@ -53,6 +53,7 @@ STARTS_RANKS = {
     "training.profile",
     "bench.ours",
     "bench.finetune_ours",
+    "bench.pretraining_ours",
     "comparison.messages.rank",
 }
 
