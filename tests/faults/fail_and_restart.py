@@ -35,8 +35,8 @@ KINDS["byteps"] = [*KINDS["hvd_mpi"], "kill server", "stop server", "kill schedu
 RESTART = re.compile(r"^launch: restart (\d+) at ", re.MULTILINE)
 # docs/ssh.md: the fields of a restart after a failure.
 FIELDS = {
-    *("restart", "time", "reason", "failed", "host", "code", "how", "last_words", "step", "lost_steps"),
-    *("lost_s", "wait_s", "restarts_left", "hosts", "left_out"),
+    *("restart", "time", "reason", "failed", "host", "code", "kind", "how", "last_words", "step"),
+    *("lost_steps", "lost_s", "wait_s", "restarts_left", "hosts", "left_out"),
 }
 
 
