@@ -116,7 +116,7 @@ def prepare(options: argparse.Namespace, folder: str) -> str:
         os.makedirs(os.path.join(folder, model_name(seed)))
         weights = random_weights(options.model, list(vocabulary.tokens), seed, heads=True)
         export(weights, os.path.join(folder, model_name(seed)), "huggingface")
-    evaluation = PretrainingBatches(sources[True], batching, 0, Share.of(0, 1), shuffle=False)
+    evaluation = PretrainingBatches(sources[True], batching, 0, Share.of(0, 1))
     most = min(evaluation.blocks_in_epoch(0), -(-EVALUATION_TOKENS // options.batch_size))
     _write(folder, EVALUATION, evaluation, most)
     return (

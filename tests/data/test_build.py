@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from base.workers import WorkerCrash
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
 from data.store.columns import map_columns
 from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
-from tests.processes import run_command, start_command, until
+from tests.processes import run_command, start_command
 
 UNITS = 40
 
@@ -311,16 +310,16 @@ def test_processes_that_build_at_once_share_one_build(tmp_path, reference):
 
 
 def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
-    """By the progress, once; and Ctrl-C ends the waiting."""
-    monkeypatch.setattr("base.locks.SECONDS_BEFORE_NOTE", 0.15)
-    progress = Recorded()
+    """By the progress, once; and Ctrl-C ends the waiting, which is asleep when it comes."""
+    progress, naps = Recorded(), iter(range(3))
+
+    def sleep(seconds):
+        if progress.notes and next(naps, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("base.locks.SECONDS_BEFORE_NOTE", 0.05)
+    monkeypatch.setattr("base.locks.time.sleep", sleep)
     with locked(f"{tmp_path}/out.lock", lambda: None), pytest.raises(KeyboardInterrupt):
-
-        def interrupt():
-            until(lambda: progress.notes)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=interrupt).start()
         build(tmp_path / "out", 3, 1, size=1, progress=progress)
     assert progress.notes == [f"waiting for another process to build {tmp_path}/out"]
     assert os.listdir(tmp_path) == []
