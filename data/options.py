@@ -103,6 +103,10 @@ class MaskingConfig:
     static_masks: bool = flag(
         "the pairs and masks of the first epoch in every epoch; by default they are drawn anew"
     )
+    single_sentences: bool = flag(
+        "each sequence is one sentence of the text, and nothing is learned about the next one: for models "
+        "that judge single sentences (score.py)"
+    )
 
     def check(self) -> None:
         """Raises InputError naming the option that is out of range."""

@@ -56,6 +56,7 @@ DATA_OPTIONS = (
     "num_buckets",
     "max_seq_length",
     "short_seq_prob",
+    "single_sentences",
 )
 
 
@@ -298,7 +299,7 @@ def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
             "--eval_masked_lm_prob: --data_eval names files with masks, which hold theirs already"
         )
     default = MaskingConfig()
-    for flag in ("whole_word_mask", "masked_lm_prob", "short_seq_prob"):
+    for flag in ("whole_word_mask", "masked_lm_prob", "short_seq_prob", "single_sentences"):
         if only_masked and getattr(masking, flag) != getattr(default, flag):
             raise InputError(f"--{flag}: files with masks hold theirs already; it needs text or a store")
     # What is not padded may just miss the length that it was made for: 126 tokens mean 128.

@@ -33,6 +33,7 @@ class Pairs(NamedTuple):
     """Sentence pairs as ranges of token positions in a store, one row an instance, all of shape (N,).
 
     Rows come by document, then by place in it. 13 bytes a pair, or 21 for stores of 2**32 tokens and more.
+    A single sentence has no B: its length is 0.
     """
 
     a_start: np.ndarray  # uint32 or int64
@@ -42,10 +43,11 @@ class Pairs(NamedTuple):
     is_random: np.ndarray  # bool, True where B comes from another document
 
     def lengths(self) -> np.ndarray:
-        """Sequence lengths with [CLS] and both [SEP], int32 of shape (N,)."""
+        """Sequence lengths with [CLS] and a [SEP] after A and after B, int32 of shape (N,)."""
         lengths = self.a_length.astype(np.int32)
         lengths += self.b_length
-        lengths += 3
+        lengths += 2
+        lengths += self.b_length > 0
         return lengths
 
     @property
@@ -85,6 +87,15 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
         del window, more
         first = last
     return Pairs(*columns)
+
+
+def single_plan(store: TokenStore, max_seq_length: int) -> Pairs:
+    """Every sentence of the store alone, in order; of one that is too long the beginning."""
+    start = np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
+    begin = store.sentences[:-1].astype(start)
+    length = np.minimum(np.diff(store.sentences), max_seq_length - 2).astype(np.uint16)
+    nothing = np.zeros(len(begin), np.uint16)
+    return Pairs(begin, length, begin, nothing, nothing.astype(bool))
 
 
 class _Window(NamedTuple):

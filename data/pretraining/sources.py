@@ -11,7 +11,7 @@ from base.errors import InputError
 from data.options import MAX_POSITIONS, MaskingConfig
 from data.pretraining.epochs import EpochCache
 from data.pretraining.masks import mask
-from data.pretraining.pairs import Pairs, pair_plan
+from data.pretraining.pairs import Pairs, pair_plan, single_plan
 from data.pretraining.randomness import epoch_key, sample_keys
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """One rank's batch as NumPy arrays: B sequences padded to L tokens, each with up to P predictions.
 
     `next_sentence_labels` are GluonNLP's and Google's: 1 where B is a random sentence, 0 where it really
-    follows A.
+    follows A; -1 where there is no B.
     """
 
     input_ids: np.ndarray  # int32 (B, L), padded with [PAD]
@@ -116,7 +116,7 @@ class TextSource:
             self._masking,
             self.columns(padded_length),
         )
-        labels = pairs.is_random[indices].astype(np.int32)
+        labels = np.where(pairs.b_length[indices] > 0, pairs.is_random[indices], -1).astype(np.int32)
         return Batch(corrupted, segment_ids, valid_lengths, positions, masked_ids, weights, labels)
 
     def _drawn_in(self, epoch: int) -> int:
@@ -133,6 +133,8 @@ class TextSource:
             raise InputError("the token store was made with another vocabulary; tokenize the text again")
         pairs_key = epoch_key(seed, epoch, _PAIRS_PURPOSE)
         try:
+            if self._masking.single_sentences:
+                return store, single_plan(store, self.max_length)
             return store, pair_plan(store, self.max_length, self._masking.short_seq_prob, pairs_key)
         finally:
             store.check()  # zeros in the place of offsets can raise anything
@@ -141,10 +143,11 @@ class TextSource:
 def _assemble(
     store: TokenStore, pairs: Pairs, indices: np.ndarray, padded_length: int, vocab: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of each pair: ids and segments int32 (B, L), valid lengths int32 (B,)."""
+    """[CLS] A [SEP] B [SEP] of each pair, [CLS] A [SEP] where there is no B: ids and segments int32 (B, L),
+    valid lengths int32 (B,)."""
     a_start, b_start = (column[indices].astype(np.int64) for column in (pairs.a_start, pairs.b_start))
     a_length, b_length = (column[indices].astype(np.int64) for column in (pairs.a_length, pairs.b_length))
-    valid_lengths = (a_length + b_length + 3).astype(np.int32)
+    valid_lengths = (a_length + b_length + 2 + (b_length > 0)).astype(np.int32)
     place = np.arange(padded_length)
     after_a = place >= (a_length + 2)[:, None]
     outside = place >= valid_lengths[:, None]

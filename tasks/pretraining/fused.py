@@ -10,6 +10,7 @@ from bert.configuration import BertConfig, Dropout
 from bert.fused import FusedBert, Layers, SameValues
 from bert.part import ModelPart
 from bert.weights.names import DECODER, EMBEDDING
+from tasks.pretraining.loss import next_sentence_losses
 
 _SAME = "decoder's word embedding"
 
@@ -79,7 +80,7 @@ class FusedPretrainingLoss(FusedBert):
         masked_ids, masked_weights, next_sentence_labels = labels
         mlm_factor, nsp_factor = factors
         classified = classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
-        nsp_losses = -F.pick(F.log_softmax(classified, axis=-1), next_sentence_labels, axis=-1)
+        nsp_losses = next_sentence_losses(F, classified, next_sentence_labels)
         nsp_hits = F.broadcast_equal(
             F.argmax(classified, axis=-1), F.cast(next_sentence_labels, dtype="float32")
         )

@@ -14,12 +14,12 @@ class PretrainingLoss(mx.gluon.HybridBlock):
     """Masked-LM and next-sentence cross entropy (Devlin et al., arXiv:1810.04805, section 3.1).
 
     The caller passes the factors of both sums, `mlm_factor` = 1 / (masked positions in the step) and
-    `nsp_factor` = 1 / (sequences in the step), over all micro-batches of the step: gradients accumulated
+    `nsp_factor` = 1 / (pairs in the step), over all micro-batches of the step: gradients accumulated
     over micro-batches are then those of one large batch, however the masks fall.
 
     Inputs (B sequences of L tokens, P masked positions each):
         input_ids, segment_ids (B, L); valid_lengths (B,); masked_positions, masked_ids (B, P);
-        masked_weights (B, P), 0 where a position is padding; next_sentence_labels (B,);
+        masked_weights (B, P), 0 where a position is padding; next_sentence_labels (B,), -1 for none;
         mlm_factor, nsp_factor (1,), loss scale included.
     Outputs:
         loss (1,): mlm_factor * sum of MLM losses + nsp_factor * sum of NSP losses, float32.
@@ -58,6 +58,12 @@ class PretrainingLoss(mx.gluon.HybridBlock):
         return losses(F, next_sentence, decoded, labels, (mlm_factor, nsp_factor))
 
 
+def next_sentence_losses(F: Any, logits: Any, labels: Any) -> Any:
+    """Cross entropies (B,) of logits (B, 2); 0 where a label is -1, for sequences that have no second part."""
+    known = F.cast(labels >= 0, dtype="float32")
+    return -F.pick(F.log_softmax(logits, axis=-1), labels, axis=-1) * known
+
+
 def losses(
     F: Any, next_sentence: Any, decoded: Any, labels: tuple[Any, Any, Any], factors: tuple[Any, Any]
 ) -> tuple[Any, Any]:
@@ -69,7 +75,7 @@ def losses(
     decoded = F.cast(decoded, dtype="float32")
     next_sentence = F.cast(next_sentence, dtype="float32")
     mlm_losses = -F.pick(F.log_softmax(decoded, axis=-1), masked_ids, axis=-1) * masked_weights
-    nsp_losses = -F.pick(F.log_softmax(next_sentence, axis=-1), next_sentence_labels, axis=-1)
+    nsp_losses = next_sentence_losses(F, next_sentence, next_sentence_labels)
     mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
     mlm_hits = F.broadcast_equal(F.argmax(decoded, axis=-1), F.cast(masked_ids, dtype="float32"))
     nsp_hits = F.broadcast_equal(

@@ -29,7 +29,7 @@ class Pretraining(DividedTask):
     name = "pretraining"
     heads = HEADS
     sums = SUMS
-    denominators = ("masked_positions", "sequences")
+    denominators = ("masked_positions", "pairs")
     judged = ("mlm_loss", "masked_positions")
     shown = {"mlm_loss": ".3f", "mlm_acc": ".1%", "nsp_loss": ".3f", "nsp_acc": ".1%"}
     short = "mlm"
@@ -59,9 +59,9 @@ class Pretraining(DividedTask):
         return [on_device(array, device) for array in batch]
 
     def count(self, batches: Sequence[Batch]) -> tuple[float, float]:
-        """Masked positions and sequences."""
+        """Masked positions, and sequences that have a second part."""
         masked = sum(float(batch.masked_weights.sum()) for batch in batches)
-        return masked, sum(len(batch.input_ids) for batch in batches)
+        return masked, float(sum((batch.next_sentence_labels >= 0).sum() for batch in batches))
 
     def flops(self, batch: Batch, size: Size, operators: str) -> int:
         """Of all positions of the batch; in what follows the top layer's attention, the fused operators'
@@ -73,12 +73,12 @@ class Pretraining(DividedTask):
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         """Losses in nats and accuracies; None where there was nothing to predict."""
-        positions, sequences = totals["masked_positions"], totals["sequences"]
+        positions, pairs = totals["masked_positions"], totals["pairs"]
         return {
             "mlm_loss": ratio(totals["mlm_loss"], positions),
-            "nsp_loss": ratio(totals["nsp_loss"], sequences),
+            "nsp_loss": ratio(totals["nsp_loss"], pairs),
             "mlm_acc": ratio(totals["mlm_correct"], positions),
-            "nsp_acc": ratio(totals["nsp_correct"], sequences),
+            "nsp_acc": ratio(totals["nsp_correct"], pairs),
         }
 
     def line(self, figures: Figures, prefix: str = "") -> str:
@@ -114,9 +114,10 @@ class Pretraining(DividedTask):
         lines = [_progress(training)] if training else []
         if evaluations:
             last = evaluations[-1]
+            paired = last["eval_nsp_acc"] is not None
             lines.append(
-                f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%};"
-                f" NSP accuracy {last['eval_nsp_acc']:.1%}"
+                f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%}"
+                + (f"; NSP accuracy {last['eval_nsp_acc']:.1%}" if paired else "")
             )
         last = evaluations[-1] if evaluations else {}
         gain = Gain(last.get("eval_context_gain"), last.get("eval_context_gain_se"))
@@ -190,9 +191,12 @@ def _verdict(gain: float, error: float | None) -> str:
 
 def _progress(training: Sequence[Figures]) -> str:
     first, last = training[0], training[-1]
+    paired = last["nsp_loss"] is not None
     if len(training) == 1:
-        return f"MLM loss {last['mlm_loss']:.3f} at step {last['step']}; NSP loss {last['nsp_loss']:.3f}"
+        line = f"MLM loss {last['mlm_loss']:.3f} at step {last['step']}"
+        return line + (f"; NSP loss {last['nsp_loss']:.3f}" if paired else "")
     return (
         f"MLM loss {first['mlm_loss']:.3f} at step {first['step']} -> {last['mlm_loss']:.3f} at step"
-        f" {last['step']}; NSP loss {first['nsp_loss']:.3f} -> {last['nsp_loss']:.3f}"
+        f" {last['step']}"
+        + (f"; NSP loss {first['nsp_loss']:.3f} -> {last['nsp_loss']:.3f}" if paired else "")
     )

@@ -249,6 +249,23 @@ def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
     assert sorted(epochs[2]) == sorted(rows_of(fresh.collate(3, 0, np.arange(count), 64)))
 
 
+def test_single_sentences(store, vocab):
+    """Every sentence of the text once an epoch, alone, the beginning of one that is too long."""
+    source = TextSource(store, vocab, MaskingConfig(16, 0.3, 0.15, 10, single_sentences=True))
+    lengths, count = np.diff(store.sentences), store.num_sentences
+    assert lengths.max() > 14
+    np.testing.assert_array_equal(source.lengths(3, 1), np.minimum(lengths, 14) + 2)
+    batch = source.collate(3, 1, np.arange(count), 16)
+    restored = batch.input_ids.copy()
+    row, column = np.nonzero(batch.masked_weights)
+    restored[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
+    for ids, begin, length, valid in zip(restored, store.sentences, lengths, batch.valid_lengths):
+        text = store.ids[begin : begin + min(length, 14)].tolist()
+        assert ids[:valid].tolist() == [vocab.cls_id, *text, vocab.sep_id]
+        assert (ids[valid:] == vocab.pad_id).all()
+    assert not batch.segment_ids.any() and (batch.next_sentence_labels == -1).all()
+
+
 def test_a_negative_position_is_refused(source):
     with pytest.raises(ValueError, match="negative"):
         next(make(source, position=-1))

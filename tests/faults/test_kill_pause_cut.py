@@ -28,7 +28,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "who", "how", "when"), CASES, ids="-".join)
+@pytest.mark.parametrize(("backend", "who", "how", "when"), CASES, ids=map("-".join, CASES))
 def test_every_process_ends_and_the_checkpoint_is_good(backend, who, how, when, tmp_path_factory, tmp_path):
     shared = tmp_path / tmp_path.name
     shared.mkdir()

@@ -93,7 +93,8 @@ def reference(
 
     log_p = np.take_along_axis(log_softmax(decoded), batch.masked_ids[..., None], -1)[..., 0]
     mlm = -(log_p * batch.masked_weights).sum()
-    nsp = -log_softmax(next_sentence)[np.arange(rows), batch.next_sentence_labels].sum()
+    paired = batch.next_sentence_labels >= 0
+    nsp = -log_softmax(next_sentence)[np.arange(rows), batch.next_sentence_labels][paired].sum()
     mlm_hits = ((decoded.argmax(-1) == batch.masked_ids) * batch.masked_weights).sum()
     nsp_hits = (next_sentence.argmax(-1) == batch.next_sentence_labels).sum()
     return mlm * mlm_factor + nsp * nsp_factor, np.array([mlm, nsp, mlm_hits, nsp_hits])
@@ -166,6 +167,22 @@ def test_losses_and_sums_are_the_references(config, network, parameters, batch):
     assert loss == pytest.approx(expected_loss, rel=5e-6)
     np.testing.assert_allclose(sums[:2], expected_sums[:2], rtol=5e-6)
     np.testing.assert_array_equal(sums[2:], expected_sums[2:])
+
+
+def test_sequences_without_a_second_part(config, network, parameters, batch):
+    """Their labels are -1: they count in neither sum, nor in the divisor, and give the classifier nothing."""
+    some = batch._replace(next_sentence_labels=np.array([-1, 1, 0, -1, 1, -1], np.int32))
+    assert TASK.count([batch])[1] == 6 and TASK.count([some])[1] == 3
+    loss, sums = run(network, some, 1 / 7, 1 / 3)
+    expected_loss, expected_sums = reference(config, parameters, some, 1 / 7, 1 / 3)
+    assert loss == pytest.approx(expected_loss, rel=5e-6)
+    np.testing.assert_allclose(sums[:2], expected_sums[:2], rtol=5e-6)
+    np.testing.assert_array_equal(sums[2:], expected_sums[2:])
+    none = batch._replace(next_sentence_labels=np.full(6, -1, np.int32))
+    assert run(network, none, 1 / 7, 1.0)[1][1] == 0
+    assert not gradients(network)["classifier.weight"].any()
+    figures = TASK.figures({**dict.fromkeys(SUMS, 0.0), "masked_positions": 7.0, "pairs": 0.0})
+    assert figures["nsp_loss"] is None and figures["nsp_acc"] is None
 
 
 def test_hits_are_counted(config, network, parameters, batch):

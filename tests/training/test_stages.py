@@ -52,6 +52,18 @@ def whole(corpus, tmp_path_factory) -> Path:
     return directory
 
 
+def test_single_sentences(corpus, tmp_path):
+    """Both stages without a next sentence: no figure of it anywhere, and the loss falls."""
+    assert run(tmp_path, corpus, single_sentences=True, num_steps="12,4") == 0
+    lines = metrics_of(tmp_path)
+    assert all(value is None for line in lines for name, value in line.items() if "nsp" in name)
+    losses = [line["mlm_loss"] for line in lines if "mlm_loss" in line]
+    assert losses[0] > losses[11] > 0
+    with np.load(tmp_path / f"{16:07d}.states.npz") as states:
+        (name,) = (each for each in states if each.endswith("classifier.weight.mean"))
+        assert not states[name].any()
+
+
 @pytest.fixture(scope="module")
 def first(corpus, tmp_path_factory) -> Path:
     """Stage 1 alone."""
