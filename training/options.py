@@ -50,7 +50,8 @@ GROUPS = {  # of --help, in its order
     "model": "model config_file gelu pretrained dataset_name vocab sentencepiece dtype operators padding",
     "data": "data data_eval raw eval_use_npz text_format split_sentences skip_bad_records cache_dir "
     "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask static_masks "
-    "single_sentences eval_masked_lm_prob cased sp_nbest sp_alpha num_buckets num_data_workers dummy_data_len",
+    "single_sentences eval_masked_lm_prob cased sp_nbest sp_alpha num_buckets num_data_workers "
+    "dummy_data_len",
     "batch": "batch_size use_avg_len accumulate batch_size_eval",
     "optimization": "num_steps num_epochs lr warmup_ratio end_lr schedule cooldown_ratio decay_power "
     "budget_hours dropout attention_dropout optimizer optimizer_state bias_correction lower_bound "

@@ -59,7 +59,7 @@ class PretrainingLoss(mx.gluon.HybridBlock):
 
 
 def next_sentence_losses(F: Any, logits: Any, labels: Any) -> Any:
-    """Cross entropies (B,) of logits (B, 2); 0 where a label is -1, for sequences that have no second part."""
+    """Cross entropies (B,) of logits (B, 2); 0 where a label is -1, of sequences without a second part."""
     known = F.cast(labels >= 0, dtype="float32")
     return -F.pick(F.log_softmax(logits, axis=-1), labels, axis=-1) * known
 
