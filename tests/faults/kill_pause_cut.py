@@ -11,12 +11,12 @@ import contextlib
 import itertools
 import os
 import re
-import shutil
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from base.launchers import RUN_HOSTS
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named, shuffled
@@ -94,25 +94,14 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     (folder / "tmp").mkdir()
     before = traces()
     with contextlib.ExitStack() as stack:
-        memory = stack.enter_context(shared_memory(f"{setting.shared.parent.name}-{setting.backend}"))
+        # Of this case alone: others may be tried at the same time.
+        memory = Path(stack.enter_context(TemporaryDirectory(dir="/dev/shm")))
         one = Case(**parts, setting=setting, folder=folder)
         hosts = stack.enter_context(two_hosts(folder, 1)) if one.how == "cut" else None
         failure = attacked(one, hosts, memory)
         left = [str(path) for path in (folder / "tmp").rglob("*")] + [path.name for path in memory.rglob("*")]
     nothing_new(before, traces)
     return Tally.of(failure or (f"left behind: {', '.join(sorted(left))}" if left else ""))
-
-
-@contextlib.contextmanager
-def shared_memory(name: str) -> Iterator[Path]:
-    """A folder in shared memory, which is removed at the end."""
-    memory = Path("/dev/shm") / name
-    shutil.rmtree(memory, ignore_errors=True)
-    memory.mkdir()
-    try:
-        yield memory
-    finally:
-        shutil.rmtree(memory, ignore_errors=True)
 
 
 def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
