@@ -276,6 +276,7 @@ class Run:
         self._running: list[RunningPart] = []
         self._selector = selectors.DefaultSelector()
         self._culprit: RunningPart | None = None
+        self._ended_at = math.inf
         self._stop_signal: signal.Signals | None = None  # the first that the launcher received
         self._recalled = False  # it was the launcher's own wish
         self._repeat_at = math.inf
@@ -358,8 +359,8 @@ class Run:
     def _judge(self, one: RunningPart) -> None:
         """Draws the consequences of a part's end for the run."""
         if self._phase in ("failed", "killed"):
-            if one.report[0] == "stopped" and self._culprit and self._culprit.report[0] != "stopped":
-                self._culprit = one  # it was stopped before the others failed for want of it
+            if self._culprit and self._lacked(one, self._culprit):
+                self._culprit = one
             return
         code, order = one.exit_code, None
         if self._stop_signal is not None and one.part.trains:
@@ -375,9 +376,18 @@ class Run:
             self._culprit = one
             self._end_all()
 
+    def _lacked(self, one: RunningPart, culprit: RunningPart) -> bool:
+        """Whether the part that was seen to fail first failed for want of `one`."""
+        if one.report[0] == "stopped":
+            return culprit.report[0] != "stopped"
+        # ps-lite's servers abort when they cannot answer a worker. Its supervisor kills it only later.
+        aborted = not culprit.part.trains and culprit.report == ("signal", str(int(signal.SIGABRT)))
+        killed = one.part.trains and one.report == ("signal", str(int(signal.SIGKILL)))
+        return aborted and killed and time.monotonic() - self._ended_at < one.part.kill_after
+
     def _end_all(self) -> None:
         """Ends all parts: their supervisors send SIGTERM, and SIGKILL some seconds later."""
-        self._pending = []
+        self._pending, self._ended_at = [], time.monotonic()
         self._send("END", self._running)
         longest = max((one.part.kill_after for one in self._running), default=0.0)
         self._enter("failed", longest + GIVE_UP_AFTER)

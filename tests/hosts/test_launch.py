@@ -226,6 +226,17 @@ def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
         assert run.wait().returncode == 143
 
 
+def test_a_killed_rank_is_to_blame_for_a_server_that_could_not_answer_it(tmp_path):
+    """The server's end may be seen first."""
+    with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
+        rank = pid_of(tmp_path, 1)
+        (server,) = until(lambda: run.find_role("server"))
+        os.kill(server, signal.SIGABRT)
+        os.kill(rank, signal.SIGKILL)
+        result = run.wait()
+    assert last_line(result) == "launch: rank 1 was killed by SIGKILL; ended the run", result.describe()
+
+
 def test_who_was_stopped_is_to_blame_for_those_who_gave_up(tmp_path):
     """Ranks give up by themselves when one is missing for long; the stopped one is the cause."""
     with start(tmp_path, ["localhost slots=2"], ["sleep"]) as run:
