@@ -2,8 +2,8 @@
 
     python -m training.hours 3
 
-prints them. The hours are of a machine's two cores or more; docs/notebook/hours.md has what each row was
-chosen by. Standard library only.
+prints them. The hours are of two cores that multiply bfloat16; docs/notebook/hours.md has what each row was
+chosen by, docs/quality.md what they bring. Standard library only.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Recipe(NamedTuple):
     step_s: float
 
 
-# The first row is measured, for 20 minutes of one core; the other is the next size to try.
+# The first two rows are measured, for 10 minutes and an hour. The third is the next size, from where it sees
+# about 20 tokens for each weight of its layers (Hoffmann et al. 2022, arXiv:2203.15556).
 RECIPES = (
-    Recipe(0.0, "bert_4_256_4", 64, 1024, 0.0005, 0.1),
-    Recipe(1.0, "bert_8_256_4", 64, 1024, 0.0005, 0.2),
+    Recipe(0.0, "bert_4_256_4", 64, 1024, 0.0005, 0.08),
+    Recipe(0.5, "bert_4_256_4", 64, 2048, 0.0007, 0.13),
+    Recipe(2.0, "bert_8_256_4", 64, 2048, 0.0007, 0.25),
 )
 
 
@@ -58,7 +60,8 @@ def options(hours: float, bfloat16: bool) -> list[str]:
         *("--model", chosen.model, "--dtype", "bfloat16" if bfloat16 else "float32", "--dropout", "0"),
         *("--max_seq_length", str(chosen.max_seq_length), "--masked_lm_prob", f"{MASKED:g}"),
         *("--max_predictions_per_seq", str(round(MASKED * chosen.max_seq_length))),
-        *("--batch_size", str(chosen.tokens), "--use_avg_len"),
+        # Pairs took 8 million tokens to leave the first plateau, single sentences 1.5 million.
+        *("--single_sentences", "--batch_size", str(chosen.tokens), "--use_avg_len"),
         # A linear decay: at a constant 0.001 a pilot stayed on the first plateau (docs/notebook/hours.md).
         *("--optimizer", "adamw", "--lr", f"{chosen.lr:g}", "--warmup_ratio", "0.05"),
         *("--budget_hours", f"{hours:g}"),
