@@ -60,7 +60,7 @@ def options(hours: float, bfloat16: bool) -> list[str]:
         *("--model", chosen.model, "--dtype", "bfloat16" if bfloat16 else "float32", "--dropout", "0"),
         *("--max_seq_length", str(chosen.max_seq_length), "--masked_lm_prob", f"{MASKED:g}"),
         *("--max_predictions_per_seq", str(round(MASKED * chosen.max_seq_length))),
-        # Pairs took 8 million tokens to leave the first plateau, single sentences 1.5 million.
+        # Pairs took 8 million tokens to leave the first plateau, single sentences one.
         *("--single_sentences", "--batch_size", str(chosen.tokens), "--use_avg_len"),
         # A linear decay: at a constant 0.001 a pilot stayed on the first plateau (docs/notebook/hours.md).
         *("--optimizer", "adamw", "--lr", f"{chosen.lr:g}", "--warmup_ratio", "0.05"),

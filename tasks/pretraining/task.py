@@ -82,13 +82,16 @@ class Pretraining(DividedTask):
         }
 
     def line(self, figures: Figures, prefix: str = "") -> str:
-        """Both losses and both accuracies, a dash where there was nothing to predict; of an evaluation also
-        what context brings."""
+        """Both losses and both accuracies, a dash where there was nothing to predict; the next sentence's
+        only where sequences have one; of an evaluation also what context brings."""
         gain, error = figures.get(f"{prefix}context_gain"), figures.get(f"{prefix}context_gain_se")
         shown = "" if gain is None or error is None else f"  context gain {gain:.2f} ± {error:.2f} nats"
+        single = figures[f"{prefix}nsp_acc"] is None
         found = {name: (figures[prefix + name], form) for name, form in self.shown.items()}
         line = "  ".join(
-            f"{name} {'-' if value is None else format(value, form)}" for name, (value, form) in found.items()
+            f"{name} {'-' if value is None else format(value, form)}"
+            for name, (value, form) in found.items()
+            if not (single and name.startswith("nsp_"))
         )
         return line + shown
 

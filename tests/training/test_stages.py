@@ -52,9 +52,11 @@ def whole(corpus, tmp_path_factory) -> Path:
     return directory
 
 
-def test_single_sentences(corpus, tmp_path):
+def test_single_sentences(corpus, tmp_path, capsys):
     """Both stages without a next sentence: no figure of it anywhere, and the loss falls."""
     assert run(tmp_path, corpus, single_sentences=True, num_steps="12,4") == 0
+    shown = capsys.readouterr().out.lower()
+    assert "mlm" in shown and "nsp" not in shown
     lines = metrics_of(tmp_path)
     assert all(value is None for line in lines for name, value in line.items() if "nsp" in name)
     losses = [line["mlm_loss"] for line in lines if "mlm_loss" in line]
