@@ -22,8 +22,9 @@ Reasons for each part (Open MPI 4.1 and 5.0, Horovod 0.28.1, MXNet 1.9.1):
     A host that is cut off is noticed after 20 seconds (default 480), at both ends: mpirun names it and ends
     its processes, the daemon that was cut off ends those of its host. It is the kernel that answers, so a
     stopped or busy process is not taken for a lost host. But the kernel asks only where nothing is on its
-    way: if a rank has ended meanwhile, as after a --comm_timeout below 20 seconds, mpirun and daemon have
-    sent each other word of it, and wait for 15 minutes (measured with 4.1.4: for more than 150 seconds).
+    way: if a message was when the wire was cut, or a rank has ended meanwhile, as after a --comm_timeout
+    below 20 seconds, of which mpirun and daemon have sent each other word, the sender waits for 15 minutes
+    (measured with 4.1.4: for more than 150 seconds; with 5.0.7 for more than 60).
     hosts/launch.py ends them (hosts/supervise.py --silence).
     (5.0 takes -mca for MPI's own parameters only, and ignores these; for it they are variables, such as
     PRTE_MCA_oob_tcp_keepalive_time, or --prtemca, an unknown option in 4.1. hosts/launch.py has the latter.)

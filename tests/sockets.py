@@ -1,4 +1,4 @@
-"""Listening TCP sockets of processes, read from /proc."""
+"""TCP sockets of processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Iterable, NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
 _LISTEN = "0A"
 
@@ -26,16 +26,26 @@ class Listening(NamedTuple):
 
 def listening(pids: Iterable[int]) -> list[Listening]:
     """The listening TCP sockets of the processes, each in its own network namespace."""
-    found = set()
+    return sorted({Listening(pid, *_place(words[1])) for pid, words in _tables(pids) if words[3] == _LISTEN})
+
+
+def unacknowledged(pids: Iterable[int]) -> list[tuple[int, str, int]]:
+    """The processes' connections on which bytes have not been acknowledged: process, address and port of the
+    other end."""
+    lines = [(pid, words) for pid, words in _tables(pids) if words[3] != _LISTEN]
+    return sorted((pid, *_place(words[2])) for pid, words in lines if int(words[4].partition(":")[0], 16))
+
+
+def _tables(pids: Iterable[int]) -> Iterator[tuple[int, list[str]]]:
+    """The kernel's line of each TCP socket of the processes, in words; each in its own network namespace."""
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             inodes = _sockets(pid)
             for name in ("tcp", "tcp6"):
                 for line in Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii").splitlines()[1:]:
                     words = line.split()
-                    if words[3] == _LISTEN and words[9] in inodes:
-                        found.add(Listening(pid, *_place(words[1])))
-    return sorted(found)
+                    if words[9] in inodes:
+                        yield pid, words
 
 
 def _sockets(pid: int) -> set[str]:

@@ -19,8 +19,8 @@ from comm.local import LocalCommunicator
 from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Sign
 from comm.watch.watchdog import WatchedCommunicator, patience
 from hosts.mpirun import KEEPALIVE
-from tests.processes import LIMIT, run_command, start_ranks, wait_for_file
-from tests.sockets import listening
+from tests.processes import LIMIT, run_command, start_ranks, until, wait_for_file
+from tests.sockets import listening, unacknowledged
 
 WORKER = Path(__file__).with_name("watchdog_worker.py")
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -82,6 +82,9 @@ def test_a_host_that_is_cut_off(two_hosts, tmp_path):
         launcher_args=two_hosts.mpirun_args,
     ) as run:  # fmt: skip
         let_exchange(run, tmp_path)
+        # The kernel's keepalive asks only where nothing is on its way (hosts/mpirun.py).
+        daemons = set(run.pids()) - set(run.find(WORKER.name))
+        until(lambda: not unacknowledged(daemons), run)
         two_hosts.cut()
         result = finish(run)
     named = r"lost communication .*on node (10\.77\.0\.2|beta)$"
