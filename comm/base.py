@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, NoReturn, Protocol, Sequence
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 AVERAGE_DTYPES = ("float16", "float32", "float64")
 BROADCAST_DTYPES = (*AVERAGE_DTYPES, "uint8", "int8", "int32", "int64")
 MOST_TAG = 32767  # all that MPI promises
+
+
+# Takes whether this is rank 0, which acts for all that are left. Returns what it has done as the end of a
+# sentence for people, empty for nothing.
+LastAct = Callable[[bool], str]
 
 
 class CommunicationError(RuntimeError):
@@ -144,10 +149,28 @@ class Communicator(Protocol):
         """Lets go of all arrays, and of what a compression has kept of them (its error feedback begins anew):
         another training follows. Every rank calls it. Raises CommunicationError."""
 
+    def before_end(self, act: LastAct) -> None:
+        """Has `act` called, in another thread, when this process is about to end for other ranks are lost, in
+        place of the one before."""
+
+    def give_up(self, why: str) -> None:
+        """Ends the run as if a rank were lost, with `before_end`'s act: something else that it needs is. On
+        rank 0, from any thread; of the others nothing is needed."""
+
     def close(self) -> None:
         """Finishes what `average` has queued and leaves the run in order; every rank calls it at its normal
         end. Calling it again does nothing; no other method may follow, nor a second communicator in the same
         process."""
+
+
+class Unwatched:
+    """The part of a `Communicator` that nobody needs who has no others, or does not look after them."""
+
+    def before_end(self, act: LastAct) -> None:
+        pass
+
+    def give_up(self, why: str) -> None:
+        pass
 
 
 class DelegatingCommunicator:
@@ -188,6 +211,12 @@ class DelegatingCommunicator:
 
     def forget(self) -> None:
         self._inner.forget()
+
+    def before_end(self, act: LastAct) -> None:
+        self._inner.before_end(act)
+
+    def give_up(self, why: str) -> None:
+        self._inner.give_up(why)
 
     def close(self) -> None:
         self._inner.close()

@@ -40,6 +40,7 @@ from comm.base import (
     BROADCAST_DTYPES,
     CommunicationError,
     Pending,
+    Unwatched,
     check_arrays,
     check_groups,
     check_root,
@@ -56,7 +57,7 @@ _TUNED = "OMPI_MCA_coll_tuned_"  # parameters of Open MPI's choice, as variables
 FUSED_ON_GPUS = 256 << 20
 
 
-class _Collectives:
+class _Collectives(Unwatched):
     """Collectives over the ranks of the run, or of a group of them."""
 
     name = "horovod"

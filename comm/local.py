@@ -8,6 +8,7 @@ from comm.base import (
     AVERAGE_DTYPES,
     BROADCAST_DTYPES,
     Pending,
+    Unwatched,
     check_arrays,
     check_groups,
     check_message,
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
 
-class LocalCommunicator:
+class LocalCommunicator(Unwatched):
     """`comm.base.Communicator` for one process. It rejects the same arguments as the others do, so that a
     program which runs alone also runs on several ranks."""
 

@@ -45,7 +45,7 @@ from functools import partial
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "KILL")}
+SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "USR2", "KILL")}
 CONTROL = 0  # the launcher's line
 ALIVE_EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
 
@@ -82,9 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 127
     limits = Limits(args.stopped_timeout, args.grace, args.silence, args.line)
     reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], limits, report)
+    if reason is None and part.returncode < 0:
+        _outlived(limits.grace)
     _kill_descendants(part.pid)
     _remove(made)
-    if reason is not None:
+    if reason:
         report(reason)
         return 128 + signal.SIGSTOP if reason.startswith("stopped") else 1
     if part.returncode < 0:
@@ -162,7 +164,8 @@ def _watch(
         report: to the launcher.
 
     Returns:
-        The report if the part was killed because it was stopped or a host is silent, else None.
+        None for an end of its own, else why it was killed: the report where it was stopped or a host is
+        silent, empty where it had to end.
     """
     interval = min(2.0, max(0.1, limits.stopped / 10), (limits.silence or math.inf) / 10)
     *control, wakeup = watched
@@ -216,7 +219,7 @@ def _watch(
         if address or (stopped is not None and stopped >= limit) or (kill_at is not None and now >= kill_at):
             _kill_group(part.pid)
             part.wait()
-            return f"silent {address}" if address else None if stopped is None else f"stopped {stopped:.1f}"
+            return f"silent {address}" if address else "" if stopped is None else f"stopped {stopped:.1f}"
     return None
 
 
@@ -324,6 +327,15 @@ def _descendants(pid: int) -> Iterator[int]:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _outlived(seconds: float) -> None:
+    """Waits so long at most for what a part that was killed has left: ranks may save."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(_descendants(os.getpid())):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.05)
 
 
 def _kill_descendants(leader: int, seconds: float = 5.0) -> None:

@@ -40,6 +40,8 @@ states_file         optimizer states in a file, written, and checked before they
 checkpoint          three files a checkpoint, complete or not there
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite
+rescue              the state after the last complete step, saved where other ranks are lost
+in_memory           a checkpoint that the disk did not take
 best                the checkpoint of the best evaluation
 stalled             a warning where the loss does not fall
 pretrained_options  what a command line adds to them

@@ -114,9 +114,9 @@ def save(
         with contextlib.ExitStack() as stack:
             # All is on the disk when the stack unwinds and each file gets its name: states, parameters and,
             # last, the manifest.
-            manifest_file = stack.enter_context(replacing(_path(ckpt_dir, step, MANIFEST)))
-            params_file = _Summed(stack.enter_context(replacing(_path(ckpt_dir, step, PARAMS))))
-            states_file = _Summed(stack.enter_context(replacing(_path(ckpt_dir, step, STATES))))
+            manifest_file = stack.enter_context(replacing(step_path(ckpt_dir, step, MANIFEST)))
+            params_file = _Summed(stack.enter_context(replacing(step_path(ckpt_dir, step, PARAMS))))
+            states_file = _Summed(stack.enter_context(replacing(step_path(ckpt_dir, step, STATES))))
             write_params(params_file, parameters)
             write_states(states_file, states)
             manifest["files"] = {PARAMS: params_file.sync(), STATES: states_file.sync()}
@@ -126,7 +126,7 @@ def save(
             os.fsync(manifest_file.fileno())
             _withdraw_other(ckpt_dir, step, manifest["files"])
             with contextlib.suppress(FileNotFoundError):
-                os.remove(_path(ckpt_dir, step, _ASIDE))
+                os.remove(step_path(ckpt_dir, step, _ASIDE))
     except OSError as error:
         kept = [other for other in list_steps(ckpt_dir) if other != step]
         raise TrainingError(
@@ -134,7 +134,7 @@ def save(
             + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
         ) from error
     prune(ckpt_dir, step, keep, facts.get("begun"))
-    return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
+    return Checkpoint(step, step_path(ckpt_dir, step, PARAMS), step_path(ckpt_dir, step, STATES), manifest)
 
 
 def list_steps(ckpt_dir: str) -> list[int]:
@@ -153,13 +153,12 @@ def newest_complete(
     committed = set(list_steps(ckpt_dir))
     for step in sorted(committed | set(_steps_with(ckpt_dir, PARAMS)), reverse=True):
         if step not in committed:
-            report(
-                f"{_path(ckpt_dir, step, PARAMS)} has no manifest (its saving was interrupted): passed over"
-            )
+            path = step_path(ckpt_dir, step, PARAMS)
+            report(f"{path} has no manifest (its saving was interrupted): passed over")
             continue
-        if os.path.lexists(_path(ckpt_dir, step, _ASIDE)):
+        if os.path.lexists(step_path(ckpt_dir, step, _ASIDE)):
             report(
-                f"{_path(ckpt_dir, step, PARAMS)}: no step after it had finite gradients: passed over "
+                f"{step_path(ckpt_dir, step, PARAMS)}: no step after it had finite gradients: passed over "
                 f"(--start_step {step} takes it all the same)"
             )
             continue
@@ -174,9 +173,9 @@ def set_aside(ckpt_dir: str, step: int) -> bool:
     """Has `newest_complete` pass over the checkpoint of `step`, until it is saved again, if there is an older
     one to go back to. Returns whether there is. OSError where the disk does not take it."""
     older = [other for other in list_steps(ckpt_dir) if other < step]
-    if all(os.path.lexists(_path(ckpt_dir, other, _ASIDE)) for other in older):
+    if all(os.path.lexists(step_path(ckpt_dir, other, _ASIDE)) for other in older):
         return False
-    with replacing(_path(ckpt_dir, step, _ASIDE)):
+    with replacing(step_path(ckpt_dir, step, _ASIDE)):
         return True
 
 
@@ -191,7 +190,7 @@ def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkp
     """
     if step in list_steps(ckpt_dir):
         return verified(ckpt_dir, step)
-    params_path = _path(ckpt_dir, step, PARAMS)
+    params_path = step_path(ckpt_dir, step, PARAMS)
     if not os.path.isfile(params_path):
         steps = list_steps(ckpt_dir)
         available = f"available: {', '.join(map(str, steps))}" if steps else "there is none in --ckpt_dir"
@@ -208,7 +207,7 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
     """
     manifest = read_manifest(ckpt_dir, step)
     for extension in needed:
-        path = _path(ckpt_dir, step, extension)
+        path = step_path(ckpt_dir, step, extension)
         expected = manifest["files"][extension]
         try:
             if leads_out(path):
@@ -224,7 +223,7 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
             raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
         if extension == STATES:
             check_states(path)
-    return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
+    return Checkpoint(step, step_path(ckpt_dir, step, PARAMS), step_path(ckpt_dir, step, STATES), manifest)
 
 
 def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
     Raises:
         InputError: it is missing, damaged or of another version of this format.
     """
-    path = _path(ckpt_dir, step, MANIFEST)
+    path = step_path(ckpt_dir, step, MANIFEST)
     if leads_out(path):
         raise InputError(f"the manifest {path} is a symbolic link out of its folder, which is not followed")
     manifest = read_json_object(path, _MOST_MANIFEST, f"the manifest {path}")
@@ -253,7 +252,7 @@ def manifest_name(step: int) -> str:
 
 def params_path(ckpt_dir: str, step: int) -> str:
     """The parameters' file of a checkpoint."""
-    return _path(ckpt_dir, step, PARAMS)
+    return step_path(ckpt_dir, step, PARAMS)
 
 
 def step_of(path: str) -> int | None:
@@ -276,7 +275,8 @@ def remove_leftovers(ckpt_dir: str) -> None:
             os.remove(os.path.join(ckpt_dir, name))
 
 
-def _path(ckpt_dir: str, step: int, extension: str) -> str:
+def step_path(ckpt_dir: str, step: int, extension: str) -> str:
+    """A file of a checkpoint."""
     return os.path.join(ckpt_dir, f"{step:07d}{extension}")
 
 
@@ -341,7 +341,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
     """Remove an older manifest of the same step unless it describes the same files: it must not stand beside
     new ones."""
-    path = _path(ckpt_dir, step, MANIFEST)
+    path = step_path(ckpt_dir, step, MANIFEST)
     if os.path.exists(path):
         with contextlib.suppress(InputError):
             if read_manifest(ckpt_dir, step)["files"] == files:
@@ -361,8 +361,8 @@ def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
         with contextlib.suppress(OSError):
             # The manifest first: what is left by a kill in between does not look complete.
             for extension in (MANIFEST, STATES, PARAMS):
-                os.remove(_path(ckpt_dir, old, extension))
-            os.remove(_path(ckpt_dir, old, _ASIDE))
+                os.remove(step_path(ckpt_dir, old, extension))
+            os.remove(step_path(ckpt_dir, old, _ASIDE))
 
 
 def best_step(ckpt_dir: str) -> int:
@@ -465,5 +465,6 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "ckpt_interval": (_whole(1, MOST), "a whole number of steps"),
     "eval_interval": (_whole(1, MOST), "a whole number of steps"),
     "training_s": (_number(0, _MOST_SECONDS), "a number of seconds"),
+    "rescued": (_is(bool), "true or false"),
     "wall_s": (_or_none(_number(0, _MOST_SECONDS)), "a number of seconds"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,11 +22,14 @@ from training.metrics import Totals, figures, finite_or_none
 from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
+from training.rescue import Rescue
 from training.run import Run
 from training.stalled import Stalled
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
 from training.utilisation import Peak
+
+ENDED_BY_LAUNCHER = "the launcher ends the run, since another part of it has ended"
 
 
 class Loop:
@@ -38,8 +41,6 @@ class Loop:
         config, leads = run.config, run.communicator.rank == 0
         self.run, self.feed, self.stop, self.clock = run, run.feed, stop, run.clock
         self.step = run.start.step
-        self.take_step = make_step(run, run.feed.micro_batches)
-        self.trace = trace_of(run, self.take_step)
         self.totals = Totals(run.task, run.model.device)
         self.steps_in_interval = 0
         self.size = size_of(config.model.bert, run.inputs.vocab_size)
@@ -51,6 +52,9 @@ class Loop:
         self.peak = Peak(config.report, run.model, run.communicator)
         self.decisions = (run.saver, self.budget, self.deadline, self.peak)
         self.checkpoints = Checkpoints(run)
+        self.rescue = Rescue(run)
+        self.take_step = make_step(run, run.feed.micro_batches, self.rescue.begin)
+        self.trace = trace_of(run, self.take_step)
         self.stalled = Stalled(run)
         place = config.checkpoint.ckpt_dir
         saved = list_steps(place) if leads else []
@@ -68,7 +72,7 @@ class Loop:
         signalled = interrupted = False
         if run.start.begins_stage_2 or run.start.lacks_evaluation:
             self._evaluate()  # at stage 2's length, or because the run was killed before it
-        self.stop.listen()
+        self.stop.listen(lambda: run.communicator.give_up(ENDED_BY_LAUNCHER))
         self.clock.begin()
         while not (self.budget.spent or interrupted):
             self.step += 1
@@ -116,6 +120,7 @@ class Loop:
         result = self.take_step(self.step, micro_batches, lr, keep_going, self.decisions)
         self.trace.after_step(micro_batches)
         self.checkpoints.stepped(self.step, result.applied)
+        self.rescue.complete(self.step)
         if run.ranks.coordinates.last:  # where the losses are: what a replica has done counts once
             forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
             self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
@@ -176,13 +181,15 @@ class Loop:
         self.steps_in_interval = 0
 
 
-def make_step(run: Run, micro_batches: int) -> TrainStep:
-    """The step over the whole network, or over this rank's stage of it."""
+def make_step(run: Run, micro_batches: int, before_update: Callable[[], None] = lambda: None) -> TrainStep:
+    """The step over the whole network, or over this rank's stage of it; `before_update` as in
+    StepSettings."""
     here = run.ranks.coordinates
     settings = StepSettings(
         micro_batches,
         run.config.optimization.clip_norm,
         lambda step, number: dropout_seed(run.seed, step, here.data_rank + here.data_size * number),
+        before_update,
     )
     tools = (run.task, run.model.network, run.optimizer, run.scaler)
     if run.ranks.pipelined:

@@ -173,6 +173,11 @@ class Saver:
         """Whether all parameters that were to be saved were finite."""
         return not isinstance(self._failure, NotFiniteError)
 
+    def wait(self) -> None:
+        """Waits, in any thread, until what was begun has been written, or could not be."""
+        if self._thread is not None:
+            self._thread.join()
+
     def prune(self, step: int, spared: int | None) -> None:
         """Deletes checkpoints up to `step` but for the newest, and that of the step `spared`, when what is
         being written is complete."""
@@ -278,7 +283,7 @@ class Saver:
             if any(map(_is_elsewhere, parameters.values())):
                 parameters = _Finite(step, parameters)  # which come once, while they are written
             else:
-                _check_finite(step, parameters)
+                check_finite(step, parameters)
             self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep_now)
         except BaseException as error:
             self._failure = error
@@ -313,7 +318,7 @@ class _Finite(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = to_numpy(self._parameters[name])
-        _check_finite(self._step, {name: array})
+        check_finite(self._step, {name: array})
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -335,7 +340,8 @@ def _drain(arrays: Iterable[Any]) -> None:
             array.asnumpy()
 
 
-def _check_finite(step: int, parameters: Mapping[str, Any]) -> None:
+def check_finite(step: int, parameters: Mapping[str, Any]) -> None:
+    """Raises NotFiniteError where one is not."""
     for array in parameters.values():
         if not np.isfinite(to_numpy(array)).all():
             raise NotFiniteError(

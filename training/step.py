@@ -38,7 +38,7 @@ class Decision(Protocol):
         nothing that a checkpoint holds has been changed yet."""
 
     def take(self, agreed: Sequence[bool]) -> None:
-        """Takes those flags that every rank has set; called when the step is done."""
+        """Takes those flags that every rank has set; called before anything is changed, too."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ class StepSettings:
         random_seed_of: numbers of a step and of this rank's micro-batch in it, from 0 -> seed of the dropout
             masks. MXNet's generators cannot be saved, so each micro-batch starts from a seed of its own; a
             resumed run then draws the same.
+        before_update: called when all ranks have agreed, before anything that a checkpoint holds is changed.
     """
 
     accumulate: int
     clip_norm: float
     random_seed_of: Callable[[int, int], int]
+    before_update: Callable[[], None] = lambda: None
 
 
 class TrainStep:
@@ -121,14 +123,15 @@ class TrainStep:
         own = [each.flags() for each in decisions]
         flags = [math.isfinite(norm), keep_going, *chain.from_iterable(own)]
         finite, keep_going, *agreed = self._communicator.all_agree(flags)
+        for decision, given in zip(decisions, own):
+            decision.take(agreed[: len(given)])
+            del agreed[: len(given)]
         scale = self._scaler.scale * self.factor
+        self._settings.before_update()
         if finite:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
-        for decision, given in zip(decisions, own):
-            decision.take(agreed[: len(given)])
-            del agreed[: len(given)]
         return StepResult(finite, keep_going, norm / scale, sums)
 
     def _average(self, gradients: list[mx.nd.NDArray]) -> float:

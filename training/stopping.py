@@ -4,6 +4,10 @@
     start-up, evaluation    leave_at_signals    Stopped is raised, so that files are closed and removed
     steps                   StopRequest         noted; the loop saves after the step
 
+SIGUSR2 says that the run has failed elsewhere, so that the present step will never end: hosts/launch.py sends
+it when a server has ended, for example, and the kernel when mpirun has. In steps what was given to `listen`
+is done about it, before that the process ends.
+
 SIGUSR1 means what SIGTERM means: mpirun passes it on to the ranks immediately, while a SIGTERM to mpirun
 leaves them little time. Python runs a handler only between two of its own instructions, and a library can
 wait for minutes, for another rank that tokenizes, say. So a thread ends the process where the main thread has
@@ -12,15 +16,19 @@ not done so GRACE seconds after the signal. Light imports: it is called before a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
 from types import FrameType
+from typing import Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 3.0  # seconds
 AGAIN = 0.5  # seconds
+PR_SET_PDEATHSIG = 1
+OPEN_MPI = "OMPI_COMM_WORLD_RANK"
 
 
 class Stopped(KeyboardInterrupt):
@@ -69,14 +77,18 @@ class StopRequest:
     def __init__(self) -> None:
         self.exit_code: int | None = None
 
-    def listen(self) -> None:
-        """Notes signals from now on."""
+    def listen(self, failed: Callable[[], None] = lambda: None) -> None:
+        """Notes signals from now on; `failed` is called at SIGUSR2, in another thread."""
         for number in SIGNALS:
             signal.signal(number, self._note)
+        signal.signal(signal.SIGUSR2, _Failing(failed))
+        if OPEN_MPI in os.environ:  # the parent is mpirun, or its daemon
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0)
 
     def leave(self) -> None:
         """Lets signals end the process again: what has been trained is saved. Raises Stopped for one that was
         noted before."""
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
         if self.exit_code is not None:
             raise Stopped(signal.SIGINT if self.exit_code == 130 else signal.SIGTERM)
         leave_at_signals()
@@ -103,11 +115,23 @@ class _Leaving:
             raise Stopped(number)
 
 
+class _Failing:
+    """Handler of SIGUSR2, which acts in the thread that watches: the main thread may wait for ever."""
+
+    def __init__(self, act: Callable[[], None]):
+        self.act = act
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        pass
+
+
 def _watch(reader: int) -> None:
     """Ends the process where a handler that should have does not come to it."""
     while True:
         for number in os.read(reader, 64):
             handler = signal.getsignal(number)
+            if isinstance(handler, _Failing):
+                handler.act()
             if isinstance(handler, _Leaving):
                 time.sleep(AGAIN)
                 # A system call that began just after the signal goes on as if there had been none.

@@ -90,7 +90,8 @@ def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopR
             return 0, start.step
         with recording(run) as recorder:
             loop = Loop(run, stop)
-            code = loop.to_the_end()
+            with loop.rescue:
+                code = loop.to_the_end()
             more = part.config.start.stages == "both" and start.stage == 1
             if code == 0 and more:
                 flags = [stop.exit_code is None, loop.deadline.allows(saves=True)]

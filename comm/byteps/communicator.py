@@ -20,7 +20,15 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping, MutableMapping, NamedTuple, Sequence
 
 from base.errors import InputError
-from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, Pending, check_arrays, check_root
+from comm.base import (
+    AVERAGE_DTYPES,
+    BROADCAST_DTYPES,
+    CommunicationError,
+    Pending,
+    Unwatched,
+    check_arrays,
+    check_root,
+)
 from comm.bits import bits_of
 from comm.byteps.environment import complete_environment, read_place
 from comm.byteps.library import BytePSLibrary
@@ -34,7 +42,7 @@ PARTITION_BYTES = 4 << 20
 BROADCAST_BUCKETS = 8  # on their way at the same time: bounds the memory that copies take
 
 
-class BytePSCommunicator:
+class BytePSCommunicator(Unwatched):
     """Joins the run that hosts/launch.py or bpslaunch has started; started without a launcher it is a
     run of one process.
 

@@ -16,6 +16,7 @@ nothing that they send is looked at before its HMAC is correct. Standard library
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -101,6 +102,7 @@ class Hub:
     def report(self, text: str) -> None:
         """Makes `text` the verdict: something that is no rank is missing. Any thread may call it."""
         self._reported = text
+        self._thread.wake()
 
     def close(self) -> None:
         """Waits until all links have been closed too, still watching them, then lets them go. After a verdict
@@ -286,6 +288,12 @@ class Link:
         finally:
             hub.close()
 
+    def outlive(self, seconds: float) -> None:
+        """Waits, in `on_verdict`, until rank 0 has ended; so long at most."""
+        deadline = time.monotonic() + seconds
+        while self._hub.is_open and readable([self._hub.socket], deadline - time.monotonic()):
+            self._hub.read()
+
     def _judge(self, messages: list[Message], now: float) -> tuple[str, str] | None:
         hub = self._hub
         for message in messages:
@@ -324,7 +332,8 @@ class Peer(Channel):
 
 
 class StoppableThread:
-    """A daemon thread that another thread can stop: `wakeup` is then readable, and remains so."""
+    """A daemon thread that another thread can stop, or wake for good: `wakeup` is then readable, and remains
+    so."""
 
     def __init__(self, run: Callable[[], None]):
         self.stopping = False
@@ -335,10 +344,15 @@ class StoppableThread:
         """Starts the thread."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Makes `wakeup` readable."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._waker.send(b"x")
+
     def stop(self) -> None:
         """Stops the thread and waits until it has ended."""
         self.stopping = True
-        self._waker.send(b"x")
+        self.wake()
         self._thread.join()
         self.wakeup.close()
         self._waker.close()

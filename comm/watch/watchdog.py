@@ -12,6 +12,9 @@ A rank that is stopped, lost with its host or cut off leaves the others waiting 
 - If no rank is missing but all have waited inside one exchange for so long, the library or a server is stuck.
   A step's computing counts as waiting, because `average` only queues: the timeout must be longer than that.
 
+Before it ends, one of the ranks that are left may save what all have: rank 0, which the others then wait for,
+or one of these if it is rank 0 that is missing (`Communicator.before_end`).
+
 A rank ends with exit code 1, through `comm.base.abort`: its main thread may be inside a library and cannot be
 interrupted. What computes for longer than the timeout outside of an exchange, as when one rank reads a corpus
 while the others wait in `barrier`, is no failure.
@@ -30,12 +33,11 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mappi
 
 from base import failures
 from base.launchers import launched_rank
-from comm.base import CommunicationError, Communicator, DelegatingCommunicator, Pending, abort
+from comm.base import CommunicationError, Communicator, DelegatingCommunicator, LastAct, Pending, abort
 from comm.options import DEFAULT_TIMEOUT
 from comm.watch import places
 from comm.watch.heartbeat import (
     ENDED,
-    LOST,
     SILENT,
     STUCK,
     TOLD,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
+SAVING = 600.0  # seconds that they leave to it to save
 _ADDRESS_BYTES = 4096
 _OPTION = "--comm_timeout"
 
@@ -125,6 +128,7 @@ class WatchedCommunicator(_WatchedCollectives):
         self._verdict = threading.Event()
         self._environ = environ
         self._open = True
+        self._last_act: LastAct = lambda leads: ""
         watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
         self._heartbeat = _connect(communicator, watch, environ)
         self._scheduler: SchedulerWatch | None = None
@@ -149,6 +153,13 @@ class WatchedCommunicator(_WatchedCollectives):
     def forget(self) -> None:
         with self._inside("forget"):
             self._inner.forget()
+
+    def before_end(self, act: LastAct) -> None:
+        self._last_act = act
+
+    def give_up(self, why: str) -> None:
+        if isinstance(self._heartbeat, Hub):
+            self._heartbeat.report(why)
 
     def close(self) -> None:
         if not self._open:
@@ -177,17 +188,26 @@ class WatchedCommunicator(_WatchedCollectives):
         """Ends this process, in the heartbeat's thread, with a line that says why unless another rank says
         it."""
         self._verdict.set()
-        byteps = uses_byteps(self._environ)
-        time.sleep(patience(self.rank, kind))
+        byteps, begun = uses_byteps(self._environ), time.monotonic()
+        beat = getattr(self, "_heartbeat", None)  # this thread is one of its own, and may be first
+        done = ""
+        if kind == TOLD and isinstance(beat, Link):
+            beat.outlive(SAVING)
+        elif kind != TOLD:
+            try:
+                done = self._last_act(self.rank == 0)
+            except Exception as error:  # whatever it is, the lost rank is what matters
+                done = f"{type(error).__name__}: {error}"
+        time.sleep(max(0.0, patience(self.rank, kind) - (time.monotonic() - begun)))
         if kind == TOLD and (not byteps or self.local_rank):
             abort(1)  # rank 0 has said it where this rank's output goes, too; bpslaunch has several places
         if kind == STUCK:
             guilty = "a BytePS server does not answer" if byteps else "the library is stuck"
             text += f" ({_OPTION}) and none is missing: {guilty}, or a step takes longer than that"
-        elif kind in (SILENT, LOST):
+        elif kind == SILENT:
             text += f" ({_OPTION})"
         seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
-        beat = getattr(self, "_heartbeat", None)  # this thread is one of its own, and may be first
+        seen = "; ".join(filter(None, (seen, done)))
         missing = beat.absent if beat and kind in (ENDED, SILENT) else None
         # A library that is stuck, with all ranks there, may be so again.
         fault = (
@@ -239,7 +259,9 @@ class SchedulerWatch:
                 answered = now
             elif now - answered > self._timeout:
                 where = scheduler_address(self._environ)
-                self._on_loss(f"the BytePS scheduler at {where} {state}, for {self._timeout:g} s now")
+                self._on_loss(
+                    f"the BytePS scheduler at {where} {state}, for {self._timeout:g} s now ({_OPTION})"
+                )
                 return
             turn = now
             readable([self._thread.wakeup], self._interval)
@@ -371,5 +393,5 @@ def _end_process(
 
 def _never_returns() -> NoReturn:
     """The heartbeat's thread is about to end this process; its verdict is the better message."""
-    time.sleep(10 * PATIENCE)
+    time.sleep(SAVING)
     abort(1)

@@ -22,8 +22,9 @@ from base.launchers import RUN_HOSTS, announced_hosts
 from hosts.networks import Network
 
 DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
-MPIRUN = "mpirun"
+MPIRUN, RANK = "mpirun", "rank"
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the parts of a run that has failed
+RANK_KILL_AFTER = 20.0  # the same for ranks, one of which saves first
 MPIRUN_SIGKILL = 3  # seconds from a rank's failure to mpirun's SIGTERM to the others, and again to SIGKILL
 MPIRUN_KILL_AFTER = 2 * MPIRUN_SIGKILL + 3.0
 SERVER = ("-c", "import byteps.server")  # or the scheduler: DMLC_ROLE decides
@@ -73,12 +74,12 @@ class Part:
     @property
     def trains(self) -> bool:
         """Whether it is a rank, or starts ranks: it decides when the run ends, and obeys signals."""
-        return self.role in ("rank", MPIRUN)
+        return self.role in (RANK, MPIRUN)
 
     @property
     def kill_after(self) -> float:
         """Seconds from SIGTERM to SIGKILL when the run has failed."""
-        return MPIRUN_KILL_AFTER if self.role == MPIRUN else KILL_AFTER
+        return {MPIRUN: MPIRUN_KILL_AFTER, RANK: RANK_KILL_AFTER}.get(self.role, KILL_AFTER)
 
     def order(self, name: str) -> str:
         """The signal that makes it stop as `name` ("INT", "TERM", "USR1") should: mpirun passes none but
@@ -196,7 +197,7 @@ def plan_parts(
                 RANKS_ON_HOST=on_host,
                 RUN_HOSTS=run_hosts,
             )
-            parts.append(Part("rank", rank, host, tuple(command), environment))
+            parts.append(Part(RANK, rank, host, tuple(command), environment))
     return parts
 
 

@@ -323,9 +323,11 @@ class Restarts:
             **{"kind": failure.kind, "how": failure.how, "last_words": failure.words},
             **{"lost_steps": steps, "lost_s": round(seconds, 1), "restarts_left": self._budget.left},
         }
+        # A state that was saved when the run failed: what is left of it works, there is nothing to wait for.
+        wait = 0.0 if saved.step > max(saved.steps.values(), default=-1) else self._budget.wait
         lost = f"; {steps} steps and {seconds:.0f} s of work are lost" if steps or seconds >= 1 else ""
-        self._report(facts, saved, self._budget.wait, f"{said(failure)}{lost}")
-        return self._budget.wait
+        self._report(facts, saved, wait, f"{said(failure)}{lost}")
+        return wait
 
     def _fewest(self) -> int:
         """Number of hosts that a start needs. The first checkpoint notes how many processes a run began with;

@@ -24,7 +24,7 @@ from base.failures import FAILED
 from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.output import Lines, Output, harmless
-from hosts.launching.parts import MPIRUN, Access, Part
+from hosts.launching.parts import MPIRUN, RANK, Access, Part
 from hosts.launching.signals import FORWARDED, Signals
 from hosts.reach import explained
 
@@ -374,6 +374,8 @@ class Run:
             self._end_all()
         elif code != 0:
             self._culprit = one
+            # Ranks may save: they wait in a step that will not end (training/stopping.py).
+            self._send("USR2", [each for each in self._running if each.part.role == RANK])
             self._end_all()
 
     def _lacked(self, one: RunningPart, culprit: RunningPart) -> bool:

@@ -15,15 +15,20 @@ import stat
 from dataclasses import dataclass, field
 from typing import Mapping
 
+from base.errors import InputError
+from base.json_files import read_json_object
+
 _MANIFEST = re.compile(r"(\d{7,18})\.json")
 _METRICS = "metrics.jsonl"
+_MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 _END = 1 << 16  # bytes of a metrics file that are looked at; a line has about 600
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Complete checkpoints of a moment. `steps`: the newest step of each folder that has any. `step`: that of
-    the checkpoint that was saved last, 0 without one. `time`: when that was, in seconds since 1970."""
+    """Complete checkpoints of a moment. `steps`: the newest step of each folder that has any, those aside
+    that were saved because a run failed. `step`: that of the checkpoint that was saved last, for whatever
+    reason, 0 without one. `time`: when that was, in seconds since 1970."""
 
     steps: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
@@ -35,19 +40,29 @@ class Saved:
 
 
 def look(ckpt_dir: str) -> Saved:
-    """Reads the names of checkpoints in a folder and in those directly below it. Nothing is opened; a folder
-    that does not exist has none."""
-    steps: dict[str, int] = {}
+    """Reads the names of checkpoints in a folder and in those directly below it, and the newest manifests. A
+    folder that does not exist has none."""
+    found: dict[str, list[int]] = {}
     for path in _files(ckpt_dir, "*.json"):
         folder, name = os.path.split(path)
         match = _MANIFEST.fullmatch(name)
         if match:
-            steps[folder] = max(int(match[1]), steps.get(folder, -1))
-    last = (0.0, 0)
-    for folder, newest in steps.items():
+            found.setdefault(folder, []).append(int(match[1]))
+    last, steps = (0.0, 0), {}
+    for folder, each in found.items():
+        paths = {step: os.path.join(folder, f"{step:07d}.json") for step in sorted(each, reverse=True)}
+        newest = next(iter(paths))
         with contextlib.suppress(OSError):
-            last = max(last, (os.stat(os.path.join(folder, f"{newest:07d}.json")).st_mtime, newest))
+            last = max(last, (os.stat(paths[newest]).st_mtime, newest))
+        # A run that takes one step between two failures would otherwise be started for ever.
+        steps[folder] = next((step for step, path in paths.items() if not _is_rescued(path)), -1)
     return Saved(steps, last[1], last[0])
+
+
+def _is_rescued(manifest: str) -> bool:
+    with contextlib.suppress(InputError, OSError):
+        return read_json_object(manifest, _MOST_MANIFEST).get("rescued") is True
+    return False
 
 
 def logged_step(ckpt_dir: str) -> int:

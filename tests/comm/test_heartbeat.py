@@ -400,7 +400,7 @@ def test_the_scheduler_is_watched(verdicts):
         answering.clear()
         who, kind, text = verdicts.next()
         assert text == f"the BytePS scheduler at {environ['DMLC_PS_ROOT_URI']}:" + (
-            f"{environ['DMLC_PS_ROOT_PORT']} does not answer, for 3 s now"
+            f"{environ['DMLC_PS_ROOT_PORT']} does not answer, for 3 s now (--comm_timeout)"
         )
         watch.close()
         assert heartbeats() == []

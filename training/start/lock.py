@@ -16,6 +16,7 @@ from comm.base import Communicator, abort
 from training.checkpoint import load_step
 from training.config import RunConfig
 from training.exchange import from_rank_0
+from training.in_memory import bring_back
 from training.report import read_metrics
 from training.start.decision import continuing, look
 from training.start.start import Start
@@ -88,9 +89,13 @@ def settle(
     """
 
     def make() -> Start:
+        messages: list[str] = []
         found = start
+        if config.checkpoint.resume:
+            bring_back(config.checkpoint.ckpt_dir, messages.append)
         if start.again is not None and start.seen != look(config.checkpoint.ckpt_dir):
             found = start.again()
+        found = replace(found, messages=(*messages, *found.messages))
         found = replace(found, lacks_evaluation=_lacks_evaluation(found, config, evaluation_options))
         if config.start.stages != "both" or found.stage != 2:
             return found

@@ -1,0 +1,100 @@
+"""Figure "a step": part of a run is killed at a random moment, and no more is lost than the step that had
+been begun: one of the ranks that are left saves what all have (training/rescue.py). No checkpoint is due
+before the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless, named
+from tests.faults.jobs import LAST, Job, find, last_step, wait_for_step, whole
+from tests.processes import Run, until
+from training.checkpoint import list_steps
+
+NEVER = 1000  # steps between checkpoints
+LONGEST = 0.1  # seconds from the line of a step to the kill; a step takes less
+WHO = {
+    "hvd_mpi": ("0", "1", "launcher"),
+    "hvd_gloo": ("0", "1"),
+    "byteps": ("0", "1", "server", "scheduler"),
+}
+
+
+def attempt(setting: Setting, parts: Parts) -> Tally:
+    """A run that is killed once and resumed."""
+    draw, who, directory = random.Random(int(parts["seed"])), parts["who"], setting.folder("run")
+    expected, job = whole(setting), Job(setting)
+    words = job.words(directory, ckpt_interval=NEVER)
+    with job.start(words) as run:
+        wait_for_step(run, directory, 1)
+        victim = victim_of(run, setting.launcher, who)
+        wait_for_step(run, directory, draw.randrange(1, LAST - 1))
+        time.sleep(draw.uniform(0, LONGEST))
+        os.kill(victim, signal.SIGKILL)
+        result = run.wait()
+    logged, saved = last_step(directory), max(list_steps(str(directory)), default=0)
+    if saved < logged:
+        return Tally.of(
+            f"step {logged} is lost, the last checkpoint is of step {saved}: {result.describe(1500)}"
+        )
+    with job.start(words) as run:
+        run.wait().check()
+    last = [f"{LAST:07d}{extension}" for extension in (".params", ".states.npz")]
+    differ = [name for name in last if (directory / name).read_bytes() != (expected / name).read_bytes()]
+    return Tally.of(f"not the undisturbed run's: {', '.join(differ)}" if differ else "")
+
+
+def victim_of(run: Run, launcher: str, who: str) -> int:
+    """Process id of who is to be killed; "launcher" is the mpirun that hosts/launch.py has started."""
+    if who == "launcher":
+        return until(lambda: [pid for pid in run.pids() if _name(pid) == "mpirun"], run)[0]
+    return find(run, launcher, int(who) if who.isdigit() else who)
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+CASE = named(who="1", seed=1)
+PROGRAM = Program(
+    "a step",
+    "a rank, server, scheduler, mpirun killed at random moments, no checkpoint being due",
+    "100 of 100: one step lost at most, resumed to the undisturbed run's bits",
+    weight=3,
+    seconds=30,
+    cases=lambda setting: endless(*({"who": each} for each in WHO[setting.backend]))(setting),
+    attempt=attempt,
+    damages={
+        "nobody saves": Damage(
+            CASE, "is lost", 'import training.rescue\ntraining.rescue.Rescue._save = lambda self, leads: ""'
+        ),
+        "the position in the data is the step's before": Damage(
+            CASE,
+            "not the undisturbed run's",
+            """
+import training.rescue
+save = training.rescue.save
+def moved(place, step, parameters, states, facts):
+    return save(place, step, parameters, states, {**facts, "blocks": facts["blocks"] - 1})
+training.rescue.save = moved
+""",
+        ),
+        "a step is saved in the middle of its update": Damage(
+            CASE,
+            "not the undisturbed run's",
+            """
+import training.rescue
+take = training.rescue.Rescue.complete
+training.rescue.Rescue.complete = lambda self, step: take(self, step + 1)
+""",
+        ),
+    },
+    note="mpirun: under hosts/launch.py; its ranks have a second left, after which PMIx ends them",
+)

@@ -1,0 +1,135 @@
+"""The state after the last complete step, saved where a run fails; in one process, and in memory where the
+disk is full. tests/faults/rescue.py kills parts of real runs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from base.errors import InputError, NotFiniteError, TrainingError
+from comm.base import CommunicationError
+from comm.local import LocalCommunicator
+from tests.faults.disks import can_mount, full, small_disk
+from tests.training.small_runs import command, handlers, train, trained
+from training import in_memory
+from training.checkpoint import list_steps, read_manifest
+from training.rescue import Rescue
+
+__all__ = ["handlers"]
+SHORT = ("--num_steps", "6", "--log_interval", "1", "--seed", "3")
+SELDOM = (*SHORT, "--ckpt_interval", "1000")
+
+
+class Meeting(LocalCommunicator):
+    """Calls `act` in the `number`-th step, when the ranks agree; that gives the flags their answer."""
+
+    def __init__(self, number: int, act: Any, least: int = 3):
+        self.left, self.act, self.least = number, act, least
+
+    def all_agree(self, flags: Any) -> list[bool]:
+        if len(flags) >= self.least:  # a step's
+            self.left -= 1
+            if self.left == 0:
+                self.act()
+        return super().all_agree(flags)
+
+
+def lose() -> None:
+    raise CommunicationError("rank 1 has ended")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert trained(folder, *SHORT, "--ckpt_interval", "1") == 0
+    return folder
+
+
+def same(folder: Path, expected: Path, step: int) -> bool:
+    names = (f"{step:07d}.params", f"{step:07d}.states.npz")
+    return all((folder / name).read_bytes() == (expected / name).read_bytes() for name in names)
+
+
+def test_no_more_is_lost_than_the_step_that_had_begun(tmp_path, whole):
+    folder = tmp_path / "run"
+    with pytest.raises(CommunicationError):
+        trained(folder, *SELDOM, communicator=Meeting(4, lose))
+    assert list_steps(str(folder)) == [3] and same(folder, whole, 3)
+    assert read_manifest(str(folder), 3)["rescued"] is True
+    assert trained(folder, *SELDOM, "--resume") == 0
+    assert same(folder, whole, 6)
+    assert "rescued" not in read_manifest(str(folder), 6)
+
+
+def test_nothing_is_saved_before_the_first_step(tmp_path):
+    with pytest.raises(CommunicationError):
+        trained(tmp_path / "run", *SELDOM, communicator=Meeting(1, lose))
+    assert list_steps(str(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize(
+    "error", [NotFiniteError("not finite"), InputError("bad input"), KeyboardInterrupt()]
+)
+def test_what_is_no_accident_saves_nothing(tmp_path, error):
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        trained(tmp_path / "run", *SELDOM, communicator=Meeting(4, fail))
+    assert list_steps(str(tmp_path / "run")) == []
+
+
+def test_an_update_is_not_saved_in_its_middle(tmp_path, whole, monkeypatch):
+    """Another thread wants to save while a step changes the state: it waits, and has that step. The run takes
+    no other one."""
+    begin, threads, said = Rescue.begin, [], []
+
+    def beginning(self: Rescue) -> None:
+        for thread in threads:
+            thread.join()
+            lose()
+        begin(self)
+        if self._run.optimizer.t == 3:
+            threads.append(threading.Thread(target=lambda: said.append(self.save(leads=True))))
+            threads[0].start()
+
+    monkeypatch.setattr(Rescue, "begin", beginning)
+    with pytest.raises(CommunicationError):
+        trained(tmp_path / "run", *SELDOM)
+    assert said == ["step 4 is saved, --resume continues"]
+    assert list_steps(str(tmp_path / "run")) == [4] and same(tmp_path / "run", whole, 4)
+
+
+def test_what_the_disk_does_not_take_stays_in_memory(tmp_path, whole, monkeypatch):
+    if not can_mount(tmp_path):
+        pytest.skip("mounting a small disk needs root")
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(in_memory, "MEMORY", str(memory))
+    with small_disk(tmp_path / "disks" / "disk", "8M") as disk:
+        folder = disk / "run"
+        words = command(folder, *SHORT, "--ckpt_interval", "5")
+        ballast = full(disk, 4)
+        with pytest.raises(TrainingError, match="No space left"):
+            train(words, Meeting(4, ballast.__enter__))
+        (kept,) = memory.iterdir()
+        (step,) = list_steps(str(kept))
+        assert list_steps(str(folder)) == [] and step in (5, 6) and same(kept, whole, step)
+        assert kept.stat().st_mode & 0o777 == 0o700
+        with pytest.raises(
+            InputError, match=rf"No space left.*step {step} waits in this host's memory, {kept}"
+        ):
+            train([*words, "--resume"])
+        assert list_steps(str(kept)) == [step], "it is nowhere else yet"
+        ballast.__exit__(None, None, None)
+        assert train([*words, "--resume"]) == 0
+        assert same(folder, whole, 6) and not kept.exists()
+        # A later run of the folder does not take what somebody else may have left there.
+        kept.mkdir(mode=0o777)
+        kept.chmod(0o777)
+        (kept / "0000007.json").write_text("{}")
+        assert train([*words, "--resume", "--num_steps", "7"]) == 0
+        assert kept.exists()
