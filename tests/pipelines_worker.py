@@ -213,11 +213,12 @@ class Runner:
     def steps(self, case: Case, take: Any, own: Any, begun: int, names: Sequence[str]) -> dict[str, Any]:
         """Takes the steps. `names`: of the parameters, in the order of the gradients, whose bits in the first
         step are reported."""
-        seen: dict[str, Any] = {"sums": [], "norm": [], "applied": [], "gradients": {}}
+        seen: dict[str, Any] = {"sums": [], "norm": [], "loss": [], "applied": [], "gradients": {}}
         for step in range(begun + 1, begun + case.steps + 1):
             result = take(step, [batch(case, step, number) for number in own], LR)
             seen["sums"].append([float(each) for each in result.sums.asnumpy()])
             seen["norm"].append(result.grad_norm)
+            seen["loss"].append(result.loss)
             seen["applied"].append(result.applied)
             if step == begun + 1:
                 bits = [

@@ -27,6 +27,7 @@ loop                steps, logs, evaluations and checkpoints
 train               a run or its stages, from the first to the last
 pretraining         the command of both pretraining scripts
 step                forward, backward, average, clip, update
+guard               steps that are finite but wrong
 pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
@@ -39,7 +40,7 @@ results/            results.json, and many runs with one option different
 states_file         optimizer states in a file, written, and checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
 saving              the state copied, and written by a thread
-last_good           the checkpoint to go back to when gradients are not finite
+last_good           the checkpoint to go back to when steps are skipped
 best                the checkpoint of the best evaluation
 stalled             a warning where the loss does not fall
 pretrained_options  what a command line adds to them

@@ -32,6 +32,7 @@ from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
 from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
+from training.guard import is_history
 from training.states_file import check_states, open_states, write_states
 
 FORMAT = 1
@@ -159,7 +160,7 @@ def newest_complete(
             continue
         if os.path.lexists(_path(ckpt_dir, step, _ASIDE)):
             report(
-                f"{_path(ckpt_dir, step, PARAMS)}: no step after it had finite gradients: passed over "
+                f"{_path(ckpt_dir, step, PARAMS)}: no step was taken after it: passed over "
                 f"(--start_step {step} takes it all the same)"
             )
             continue
@@ -457,6 +458,7 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "options": (_options, "an object with options that a run can have"),
     "scaler": (_is(dict), "an object"),
     "skips": (_is(dict), "an object"),
+    "guard": (is_history, "a history of losses and gradient norms"),
     "seed": (_whole(0, _MOST_SEED), "a seed"),
     "blocks": (
         _whole(0, _MOST_POSITION),

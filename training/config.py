@@ -37,6 +37,7 @@ from bert.configuration import (
 )
 from data.options import DataConfig
 from training.deadline import DeadlineConfig
+from training.guard import SKIP, SPIKES
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.pipeline.options import PipelineConfig, decay_schedule
 from training.start_options import StartConfig
@@ -240,6 +241,13 @@ class OptimizationConfig:
     )
     clip_norm: float = option(
         "global norm of the averaged gradient; 0: off", not_negative, default=1.0, staged=True
+    )
+    spikes: str = option(
+        "steps whose loss or gradient norm is far above that of the steps before, twice or ten times their "
+        "median and more than they scatter. skip: no update, and the end of the run after 20 in a row; take: "
+        "as any other",
+        default=SKIP,
+        choices=SPIKES,
     )
     seed: int | None = option(
         "of parameters, data order, masks, dropout (default: the checkpoint's, else 0)", seed

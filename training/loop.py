@@ -19,6 +19,7 @@ from training.deadline import EVALUATION, SAVED_BYTES, Deadline, began, end_of_t
 from training.feed import floors_of
 from training.last_good import Checkpoints
 from training.metrics import Totals, figures, finite_or_none
+from training.optimizer.scaler import NOT_FINITE
 from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
@@ -115,7 +116,9 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, self.decisions)
         self.trace.after_step(micro_batches)
-        self.checkpoints.stepped(self.step, result.applied)
+        if result.skipped != NOT_FINITE:
+            run.guard.update(result.loss, result.grad_norm, result.applied)
+        self.checkpoints.stepped(self.step, result.skipped)
         if run.ranks.coordinates.last:  # where the losses are: what a replica has done counts once
             forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
             self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
@@ -125,7 +128,7 @@ class Loop:
         run.reporter.advance(self.step)
         run.reporter.debug(
             f"step {self.step}: lr {lr:.6g}, gradient norm {result.grad_norm:.4g},"
-            f" loss scale {run.scaler.scale:g}" + ("" if result.applied else ", not finite: skipped")
+            f" loss scale {run.scaler.scale:g}" + (f", skipped: {result.skipped}" if result.skipped else "")
         )
         return result
 
@@ -183,6 +186,7 @@ def make_step(run: Run, micro_batches: int) -> TrainStep:
         micro_batches,
         run.config.optimization.clip_norm,
         lambda step, number: dropout_seed(run.seed, step, here.data_rank + here.data_size * number),
+        run.guard.off,
     )
     tools = (run.task, run.model.network, run.optimizer, run.scaler)
     if run.ranks.pipelined:

@@ -55,7 +55,7 @@ GROUPS = {  # of --help, in its order
     "batch": "batch_size use_avg_len accumulate batch_size_eval",
     "optimization": "num_steps num_epochs lr warmup_ratio end_lr schedule cooldown_ratio decay_power "
     "budget_hours dropout attention_dropout optimizer optimizer_state bias_correction lower_bound "
-    "upper_bound beta1 beta2 epsilon weight_decay clip_norm seed",
+    "upper_bound beta1 beta2 epsilon weight_decay clip_norm spikes seed",
     "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial "
     "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",

@@ -24,6 +24,7 @@ from training.estimate import split_of, stages_of
 from training.evaluation import evaluate, forward
 from training.exchange import broadcast_json
 from training.feed import EvaluationFeed, Feed
+from training.guard import SKIP, Guard
 from training.metrics import Stopwatch, finite_or_none
 from training.model import Model, make_optimizer, open_model
 from training.optimizer.moments import check_moments
@@ -68,6 +69,7 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    guard: Guard
     saver: Saver
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
@@ -143,6 +145,7 @@ class Run:
             "options": dict(self.config.options),
             "scaler": self.scaler.state(),
             "skips": self.skips.state(),
+            "guard": self.guard.state(),
             "seed": self.seed,
             "blocks": self.feed.position,
             "ckpt_interval": self.ckpt_interval,
@@ -269,6 +272,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         optimizer=make_optimizer(config.optimization, model, seed),
         scaler=DynamicScaler() if model.dtype == "float16" else StaticScaler(),
         skips=SkipCounter(),
+        guard=Guard(config.optimization.spikes == SKIP),
         saver=stack.enter_context(saver),
         clock=Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0),
         wall=wall,
@@ -281,6 +285,8 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     run.introduce([*start.messages, *inputs.messages, *changed_options(start, config), *messages])
     if feed is not None:
         feed.seek(position)
+    if start.keeps(SCHEDULE) and not start.begins_stage_2 and not messages:  # else losses may be others
+        run.guard.restore(start.facts.get("guard", Guard().state()))
     return run
 
 

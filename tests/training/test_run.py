@@ -30,6 +30,7 @@ from tests.training.tiny import (
     weights,
 )
 from training.exchange import broadcast_json
+from training.guard import Guard
 from training.inputs import DATA_OPTIONS, DataFiles, Inputs
 from training.model import Model
 from training.optimizer.optimizer import Optimizer
@@ -102,7 +103,7 @@ class Run:
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
             seed=5, reporter=Reporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
-            saver=Saver(options.ckpt_dir, options.keep_checkpoints, Reporter()),
+            guard=Guard(), saver=Saver(options.ckpt_dir, options.keep_checkpoints, Reporter()),
         )  # fmt: skip
 
     def save(self, options: Any, step: int, position: int = 7) -> None:
