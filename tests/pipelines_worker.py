@@ -32,7 +32,7 @@ from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.task import Pretraining
 from tests.training.tiny import VOCAB_SIZE, random_batch
-from training.checkpoint import load_step, save
+from training.checkpoint import Kept, load_step, save
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler
 from training.pipeline.options import PipelineConfig
@@ -257,7 +257,7 @@ class Runner:
         """The checkpoint, as a run saves it; the message of an error."""
         reporter: Any = Silent()
         available = (lambda: 0.0) if case.tight else (lambda: 1e12)
-        saver = Saver(self.folder(case.name), 0, reporter, available)
+        saver = Saver(self.folder(case.name), Kept(), reporter, available)
         try:
             check_tied(network, ranks)
         except Exception as error:

@@ -275,6 +275,11 @@ class CheckpointConfig:
         scope=LAUNCH,
     )
     keep_checkpoints: int = option("keep only the newest so many; 0 keeps all", count, default=0)
+    keep_interval: int | None = option(
+        "steps between checkpoints that --keep_checkpoints never deletes, a multiple of --ckpt_interval",
+        positive_int,
+        scope=LAUNCH,
+    )
     resume: bool = flag("continue from the newest complete checkpoint in ckpt_dir, if any", scope=LAUNCH)
     start_step: int = option("continue from the checkpoint of this step", count, default=0)
 

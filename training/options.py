@@ -60,8 +60,8 @@ GROUPS = {  # of --help, in its order
     "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
     "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
-    "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_best resume "
-    "max_hours save_before start_step log_interval progress peak_tflops verbose estimate profile",
+    "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_interval keep_best "
+    "resume max_hours save_before start_step log_interval progress peak_tflops verbose estimate profile",
 }
 _DESCRIPTIONS = {"optimization": "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"}
 
@@ -232,6 +232,11 @@ def _check(options: argparse.Namespace) -> None:
     if (options.keep_best or options.eval_interval) and not options.data_eval:
         flag = "keep_best" if options.keep_best else "eval_interval"
         raise InputError(f"--{flag}: nothing is evaluated; name held-out text with --data_eval")
+    if options.keep_interval and options.keep_interval % options.ckpt_interval:
+        raise InputError(
+            f"--keep_interval {options.keep_interval} is no multiple of --ckpt_interval "
+            f"{options.ckpt_interval}: not every such checkpoint would be saved"
+        )
     pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_deadline(taken(DeadlineConfig, options), os.environ)

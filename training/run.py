@@ -18,6 +18,7 @@ from comm.base import Communicator
 from data.sharing import Share
 from tasks.base import Task
 from training.agreement import agree
+from training.checkpoint import Kept
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
 from training.estimate import split_of, stages_of
@@ -256,7 +257,8 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         counts = broadcast_json(split_of(part).counts, ranks.world)
         ranks = ranks.divided(config.model.bert, make_split(counts))
     model = open_model(part, start, task, ranks, seed)
-    saver = Saver(config.checkpoint.ckpt_dir, config.checkpoint.keep_checkpoints, reporter)
+    kept = Kept(config.checkpoint.keep_checkpoints, config.checkpoint.keep_interval or 0)
+    saver = Saver(config.checkpoint.ckpt_dir, kept, reporter)
     run = Run(
         config=config,
         inputs=inputs,

@@ -29,6 +29,7 @@ from tests.training.tiny import (
     tiny_network,
     weights,
 )
+from training.checkpoint import Kept
 from training.exchange import broadcast_json
 from training.guard import Guard
 from training.inputs import DATA_OPTIONS, DataFiles, Inputs
@@ -103,7 +104,7 @@ class Run:
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
             seed=5, reporter=Reporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
-            guard=Guard(), saver=Saver(options.ckpt_dir, options.keep_checkpoints, Reporter()),
+            guard=Guard(), saver=Saver(options.ckpt_dir, Kept(), Reporter()),
         )  # fmt: skip
 
     def save(self, options: Any, step: int, position: int = 7) -> None:
