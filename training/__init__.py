@@ -39,6 +39,7 @@ report              progress, metrics.jsonl, plot, closing lines
 results/            results.json, and many runs with one option different
 states_file         optimizer states in a file, written, and checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
+replicas            the same state on all ranks
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when steps are skipped
 best                the checkpoint of the best evaluation

@@ -36,6 +36,7 @@ from training.pipeline.split import make_split
 from training.pipeline.state import check_tied, gather, restore_stages
 from training.pipeline.step import forward_stages
 from training.plan import RunPlan
+from training.replicas import check_replicas
 from training.report import Reporter, RunReporter, Span
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
@@ -159,7 +160,11 @@ class Run:
         """Begins to save the checkpoint of `step`; every rank calls it, rank 0 writes (training/saving.py).
 
         `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
+
+        Raises:
+            TrainingError: a rank's parameters or states are not the others'; nothing is saved.
         """
+        check_replicas(step, self.model.network, self.optimizer, self.ranks)
         parameters: Mapping[str, Any] = live_arrays(network_parameters(self.model.network))
         states = self.optimizer.state_views()
         if self.ranks.pipelined:
