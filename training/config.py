@@ -9,6 +9,7 @@ from typing import Any, Mapping
 
 from base.command_line import (
     count,
+    not_empty,
     not_negative,
     path_name,
     positive,
@@ -313,6 +314,13 @@ class ReportConfig:
         "print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
         "where it does not fit. Rule of thumb: 16 bytes a parameter, 12 more in rank 0 for its copy while "
         "it saves, and what a batch's activations take"
+    )
+    notify: str | None = option(
+        "a command that rank 0 has a shell run at a failure, when the run goes on, and at its end, with "
+        "RUN_EVENT, RUN_MESSAGE and RUN_CODE in its environment; nobody waits for it",
+        not_empty,
+        "COMMAND",
+        scope=RANK,
     )
     profile: str | None = option(
         "write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 writes "

@@ -61,7 +61,8 @@ GROUPS = {  # of --help, in its order
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
     "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
     "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_interval keep_best "
-    "resume max_hours save_before start_step log_interval progress peak_tflops verbose estimate profile",
+    "resume max_hours save_before start_step log_interval progress peak_tflops verbose notify estimate "
+    "profile",
 }
 _DESCRIPTIONS = {"optimization": "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"}
 

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from base import notify
 from base.errors import InputError
 from base.launchers import HVD
 from bert.configuration import REMOVE
@@ -234,6 +235,7 @@ class Run:
             hours = self.config.optimization.budget_hours
             spent = f" and {self.clock.at_start / 3600:.3g} of {hours:g} hours" if hours else ""
             self.reporter.note(f"continuing after step {start.step}{spent}")
+            notify.tell(notify.RESTART, f"continuing after step {start.step}{spent}")
         elif config.checkpoint.resume:
             self.reporter.note(
                 f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"

@@ -86,7 +86,8 @@ GROUPS = {  # of --help, in its order
     "weight_decay warmup_ratio clip_norm spikes seed seeds search max_seq_length num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback",
     "checkpoints and output": "ckpt_dir only_predict ckpt_interval eval_interval keep_checkpoints "
-    "keep_best resume max_hours save_before log_interval progress peak_tflops verbose estimate profile",
+    "keep_best resume max_hours save_before log_interval progress peak_tflops verbose notify estimate "
+    "profile",
 }
 _CHANGES: dict[str, dict[str, Any]] = {
     OPTIONS_FILE.name: {
