@@ -27,6 +27,7 @@ loop                steps, logs, evaluations and checkpoints
 train               a run or its stages, from the first to the last
 pretraining         the command of both pretraining scripts
 step                forward, backward, average, clip, update
+waits               the time that ranks wait for each other
 guard               steps that are finite but wrong
 pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation

@@ -90,6 +90,7 @@ class Loop:
                         begun = time.monotonic()
                         self._evaluate()
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
+                self.take_step.waits.interrupted()
         # No rank ends while rank 0 still writes.
         run.saver.take(run.communicator.all_agree([run.saver.finish(), run.saver.finite]))
         if signalled:
@@ -151,7 +152,7 @@ class Loop:
             with self.clock:  # not training time
                 if self.peak.measure():
                     run.reporter.note(f"mfu is the share of {self.peak.sentence}")
-        counts = gathered.counts
+        counts, waits = gathered.counts, self.take_step.waits
         line = {
             "step": self.step,
             **run.stage_entry,
@@ -168,12 +169,13 @@ class Loop:
             "training_s": round(self.clock.total, 3),
             **self.budget.figures,
             "data_wait": counts["waited_s"] / run.communicator.size / seconds,
+            "rank_wait_s": waits.of_interval(self.steps_in_interval, seconds),
             "skipped_steps": run.skips.total,
         }
         run.reporter.training(line)
         warm = self.budget.ticks > run.plan.warmup_steps
-        warning = self.stalled.look(line, warm, counts["sequences"] / self.steps_in_interval)
-        if warning:
+        stalled = self.stalled.look(line, warm, counts["sequences"] / self.steps_in_interval)
+        for warning in filter(None, (stalled, waits.slow_rank())):
             run.reporter.warn(warning)
         self.totals.reset()
         self.steps_in_interval = 0

@@ -18,6 +18,7 @@ from tasks.base import Task
 from training.optimizer.accumulation import make_accumulation
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, queued_norm
 from training.optimizer.scaler import NOT_FINITE, LossScaler
+from training.waits import Waits
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class TrainStep:
         self._update_packs = bool(copies) and optimizer.pack(copies, network.packed_dtype)
         self._packed = False  # whether the copies are those of the weights
         self.factor = 1.0  # of the last step's `gradients`: see Communicator.scaled_average
+        self.waits = Waits(communicator.rank, communicator.size)
         self._has_losses = True  # whether this rank's `sums` are of its batches
         self._accumulation = make_accumulation(
             parameters, self._device, settings.accumulate, network.adds_in_backward
@@ -124,12 +126,19 @@ class TrainStep:
     ) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike, with the same
         decisions in the same order."""
+        self.waits.begun()
         sums = self._forward_and_backward(step, batches)
         gradients = self.gradients
+        # Of the gradient that the backward pass makes last, before its average takes its place.
+        last = gradients[0].reshape((-1,))[:1].copy() if self._communicator.size > 1 else None
         self.factor = self._average(gradients)
-        judged = self._average_loss(batches, sums)
+        exchanged = self._average_loss(batches, sums)
+        if last is not None:
+            last.wait_to_read()
+            self.waits.ready()
         norm = self._norm(gradients)
-        total, count = judged.asnumpy().tolist()
+        total, count, *times = (exchanged.asnumpy() * self._communicator.size).tolist()
+        self.waits.add(times)
         loss = total / count if count else math.nan
         scale = self._scaler.scale * self.factor
         finite = math.isfinite(norm)
@@ -137,6 +146,7 @@ class TrainStep:
         own = [each.flags() for each in decisions]
         flags = [finite, keep_going, not off, *chain.from_iterable(own)]
         finite, keep_going, usual, *agreed = self._communicator.all_agree(flags)
+        self.waits.agreed()
         if finite and usual:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
@@ -152,15 +162,15 @@ class TrainStep:
         return self._communicator.scaled_average(gradients)
 
     def _average_loss(self, batches: Sequence[Any], sums: mx.nd.NDArray) -> mx.nd.NDArray:
-        """Queues the averages over the ranks of the judged loss's sum and of its denominator: two numbers, on
-        their way while the backward pass works."""
+        """Queues the averages over the ranks of the judged loss's sum, of its denominator, and of the ranks'
+        times: numbers that are on their way while the backward pass works."""
         task = self._task
         loss, count = task.sums.index(task.judged[0]), task.denominators.index(task.judged[1])
         counted = task.count(batches)[count] if self._has_losses else 0.0
-        both = mx.nd.array([0.0, counted], ctx=mx.cpu(), dtype="float64")
-        both[:1] = sums[loss : loss + 1].astype("float64").as_in_context(mx.cpu())
-        self._communicator.average([both])
-        return both
+        numbers = mx.nd.array([0.0, counted, *self.waits.times()], ctx=mx.cpu(), dtype="float64")
+        numbers[:1] = sums[loss : loss + 1].astype("float64").as_in_context(mx.cpu())
+        self._communicator.average([numbers])
+        return numbers
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm of the whole model's gradient as it is, with its factors, the same on all ranks."""
