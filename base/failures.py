@@ -15,6 +15,7 @@ import socket
 from dataclasses import asdict, dataclass, replace
 from typing import Mapping
 
+from base import notify
 from base.errors import InputError, one_line
 from base.files import replacing
 from base.json_files import read_json_object
@@ -62,7 +63,9 @@ def kind_of(error: BaseException) -> str:
 def leave(
     code: int, kind: str, message: str, missing: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Leaves this rank's note where a launcher wants one; what cannot be written is left out."""
+    """Leaves this rank's note where a launcher wants one, and tells the user's command; what cannot be
+    written is left out."""
+    notify.tell(notify.FAILURE, message, code)
     folder = environ.get(FOLDER)
     if not folder:
         return

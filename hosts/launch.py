@@ -42,9 +42,10 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, path_name, split_at_dashes, whole
+from base import notify
+from base.command_line import CommandParser, not_empty, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
-from base.errors import InputError
+from base.errors import RUN_AGAIN, InputError
 from base.launchers import BYTEPS, HVD
 from base.options import add_options, flag, option, options_in, taken
 from hosts.addresses import is_here
@@ -64,7 +65,7 @@ from hosts.launching.parts import (
     python_of,
     ssh_words,
 )
-from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, noting, wait
+from hosts.launching.restarts import STOPPED, Policy, Restarts, Start, Stopped, Wish, noting, wait
 from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
 from hosts.launching.signals import Signals
@@ -187,6 +188,12 @@ class Options:
         metavar="SECONDS",
         default=Limits().servers,
     )
+    notify: str | None = option(
+        "a command that a shell runs here at each restart, at the run's failure and at its end, with "
+        "RUN_EVENT, RUN_MESSAGE and RUN_CODE in its environment; nobody waits for it",
+        not_empty,
+        metavar="COMMAND",
+    )
     dry_run: bool = flag("print a command for each part, start nothing")
 
 
@@ -243,9 +250,14 @@ def run(words: list[str], errors: Screen) -> int:
     Returns:
         The exit code: 2 on bad input, 1 when a part could not be started, else the run's.
     """
-    screen = Screen(sys.stdout.buffer, errors.say)
+    screen, said = Screen(sys.stdout.buffer, errors.say), [""]
+
+    def say(line: str) -> None:
+        said[0] = line
+        errors.say(line)
+
     try:
-        launch = _parse(words, errors.say)
+        launch = _parse(words, say)
         options, lines = launch.options, launch.roster.lines()
         here = not options.dry_run and any(is_here(host) for host, _ in lines)
         fault = launch.question().lacking(own_interfaces()) if here else None
@@ -254,7 +266,7 @@ def run(words: list[str], errors: Screen) -> int:
         parts, access = launch.plan(lines)
         exposed = warning(parts, access)
         if exposed:
-            errors.say(exposed)
+            say(exposed)
         if options.dry_run:
             with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
                 for part in parts:
@@ -262,10 +274,15 @@ def run(words: list[str], errors: Screen) -> int:
             return 0
         _allow_open_files()
         log_dir = None if options.log_dir is None else Path(options.log_dir)
-        return _run(launch, Output(None if options.quiet else (screen, errors), log_dir, errors.say))
-    except Stopped as stopped:
-        errors.say(str(stopped))
-        return stopped.code
+        try:
+            code = _run(launch, Output(None if options.quiet else (screen, errors), log_dir, say))
+        except Stopped as stopped:
+            say(str(stopped))
+            code = stopped.code
+        if options.notify:
+            event = notify.FAILURE if code not in (0, RUN_AGAIN, *STOPPED) else notify.END
+            notify.tell(event, said[0] if code else "complete", code, options.notify)
+        return code
     except InputError as error:
         errors.say(str(error))
         return 2
@@ -277,7 +294,7 @@ def run(words: list[str], errors: Screen) -> int:
 
 
 def _run(launch: Launch, output: Output) -> int:
-    """Runs it once, or again and again."""
+    """Runs it once, or again and again. Returns the exit code."""
     limits = Limits(launch.options.grace, launch.options.server_timeout, launch.options.stopped_timeout)
     with Signals() as signals:
 
@@ -369,6 +386,7 @@ def _policy(args: Options, ckpt_dir: str | None, command: Sequence[str], num_hos
         again=args.again,
         rejoin=args.rejoin_interval,
         patience=args.host_patience,
+        notify=args.notify,
     )
 
 

@@ -53,11 +53,13 @@ TIME_LIMIT = 3600.0  # seconds for a launch
 
 @dataclass(frozen=True)
 class Found:
-    """A run on ranks. `sums`: (steps, sums) over the replicas; `parameters`: of the whole model;
+    """A run on ranks. `sums`: (steps, sums) over the replicas; `loss`: (steps,), as every rank has it for its
+    decisions; `parameters`: of the whole model;
     `gradients`: digests of those of the first step, by name."""
 
     sums: np.ndarray
     norm: np.ndarray
+    loss: np.ndarray
     applied: list[bool]
     parameters: dict[str, np.ndarray]
     gradients: dict[str, str]
@@ -96,7 +98,7 @@ def read(case: Case, size: int, directory: Path) -> Found:
             reports.append(json.loads(str(arrays["report"])))
             held.append({name: arrays[name] for name in arrays.files if name != "report"})
     for report in reports:
-        assert (report["norm"], report["applied"]) == (reports[0]["norm"], reports[0]["applied"])
+        assert all(report[name] == reports[0][name] for name in ("norm", "loss", "applied")), case.name
     last = [each for each in reports if each.get("place", {}).get("stage", 0) == case.stages - 1]
     parameters: dict[str, np.ndarray] = {}
     gradients: dict[str, str] = {}
@@ -111,6 +113,7 @@ def read(case: Case, size: int, directory: Path) -> Found:
     return Found(
         np.sum([each["sums"] for each in last], axis=0),
         np.array(reports[0]["norm"]),
+        np.array(reports[0]["loss"]),
         reports[0]["applied"],
         parameters,
         gradients,
@@ -123,6 +126,7 @@ def compare(found: Found, expected: Found) -> Compared:
     assert sorted(found.parameters) == sorted(expected.parameters)
     assert found.applied == expected.applied
     finite = np.array(expected.applied)
+    np.testing.assert_allclose(found.loss[finite], expected.loss[finite], rtol=LOSSES)
     scale = np.maximum(1.0, np.abs(expected.sums[finite]))
     loss = np.abs(found.sums[finite] - expected.sums[finite])[:, :2] / scale[:, :2]
     norm = np.abs(found.norm[finite] / expected.norm[finite] - 1)

@@ -32,7 +32,7 @@ from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.task import Pretraining
 from tests.training.tiny import VOCAB_SIZE, random_batch
-from training.checkpoint import load_step, save
+from training.checkpoint import Kept, load_step, save
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler
 from training.pipeline.options import PipelineConfig
@@ -213,11 +213,12 @@ class Runner:
     def steps(self, case: Case, take: Any, own: Any, begun: int, names: Sequence[str]) -> dict[str, Any]:
         """Takes the steps. `names`: of the parameters, in the order of the gradients, whose bits in the first
         step are reported."""
-        seen: dict[str, Any] = {"sums": [], "norm": [], "applied": [], "gradients": {}}
+        seen: dict[str, Any] = {"sums": [], "norm": [], "loss": [], "applied": [], "gradients": {}}
         for step in range(begun + 1, begun + case.steps + 1):
             result = take(step, [batch(case, step, number) for number in own], LR)
             seen["sums"].append([float(each) for each in result.sums.asnumpy()])
             seen["norm"].append(result.grad_norm)
+            seen["loss"].append(result.loss)
             seen["applied"].append(result.applied)
             if step == begun + 1:
                 bits = [
@@ -256,7 +257,7 @@ class Runner:
         """The checkpoint, as a run saves it; the message of an error."""
         reporter: Any = Silent()
         available = (lambda: 0.0) if case.tight else (lambda: 1e12)
-        saver = Saver(self.folder(case.name), 0, reporter, available)
+        saver = Saver(self.folder(case.name), Kept(), reporter, available)
         try:
             check_tied(network, ranks)
         except Exception as error:

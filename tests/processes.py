@@ -52,6 +52,7 @@ OF_TIME = (
     "padded_tokens_per_s",
     "sequences_per_s",
     "step_s",
+    "rank_wait_s",
     "data_wait",
     "eval_s",
 )

@@ -27,6 +27,8 @@ loop                steps, logs, evaluations and checkpoints
 train               a run or its stages, from the first to the last
 pretraining         the command of both pretraining scripts
 step                forward, backward, average, clip, update
+waits               the time that ranks wait for each other
+guard               steps that are finite but wrong
 pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
@@ -38,8 +40,9 @@ report              progress, metrics.jsonl, plot, closing lines
 results/            results.json, and many runs with one option different
 states_file         optimizer states in a file, written, and checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
+replicas            the same state on all ranks
 saving              the state copied, and written by a thread
-last_good           the checkpoint to go back to when gradients are not finite
+last_good           the checkpoint to go back to when steps are skipped
 rescue              the state after the last complete step, saved where other ranks are lost
 in_memory           a checkpoint that the disk did not take
 best                the checkpoint of the best evaluation

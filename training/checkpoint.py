@@ -22,7 +22,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
-from typing import IO, Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
 from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
+from training.guard import is_history
 from training.states_file import check_states, open_states, write_states
 
 FORMAT = 1
@@ -79,13 +80,24 @@ class Checkpoint:
             yield states
 
 
+class Kept(NamedTuple):
+    """Checkpoints that are never deleted: the `newest` so many, or 0 for all, and beside them those whose
+    step is a multiple of `interval`, or 0 for none."""
+
+    newest: int = 0
+    interval: int = 0
+
+
+KEEP_ALL = Kept()
+
+
 def save(
     ckpt_dir: str,
     step: int,
     parameters: Mapping[str, Any],
     states: Mapping[str, Any],
     facts: Mapping[str, Any],
-    keep: int = 0,
+    keep: Kept = KEEP_ALL,
 ) -> Checkpoint:
     """Write the checkpoint of `step`; one rank does it.
 
@@ -97,16 +109,16 @@ def save(
         states: arrays by name (`Optimizer.state_views`).
         facts: JSON values for the manifest: model, vocabulary size and hash, world size, options, scaler,
             seed, data position. The names of the manifest's own entries (format, step, files, ...) are taken.
-        keep: delete all but the newest `keep` checkpoints up to this step; 0 keeps all. That of the step
-            `begun` of the facts, the end of stage 1, is never deleted.
+        keep: delete all others up to this step. That of the step `begun` of the facts, the end of stage 1, is
+            never deleted.
 
     Raises:
         ValueError: a negative step, or an array or fact that cannot be written.
         TrainingError: the disk is full or another I/O error. Earlier checkpoints are intact, the
             temporary files are removed.
     """
-    if step < 0 or keep < 0:
-        raise ValueError(f"step {step} and keep {keep} must not be negative")
+    if step < 0 or min(keep) < 0:
+        raise ValueError(f"step {step} and {keep} must not be negative")
     manifest = _manifest(step, facts)  # what JSON cannot hold is rejected before anything is written
     try:
         os.makedirs(ckpt_dir, exist_ok=True)
@@ -158,7 +170,7 @@ def newest_complete(
             continue
         if os.path.lexists(step_path(ckpt_dir, step, _ASIDE)):
             report(
-                f"{step_path(ckpt_dir, step, PARAMS)}: no step after it had finite gradients: passed over "
+                f"{step_path(ckpt_dir, step, PARAMS)}: no step was taken after it: passed over "
                 f"(--start_step {step} takes it all the same)"
             )
             continue
@@ -350,14 +362,16 @@ def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
         sync_directory(ckpt_dir)
 
 
-def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints up to `step` (0 keeps all), that of the step `spared`, and
-    the best. A failure to delete does not matter to the run: the next save tries again."""
+def prune(ckpt_dir: str, step: int, keep: Kept, spared: int | None) -> None:
+    """Delete all checkpoints up to `step` but those of `keep`, that of the step `spared`, and the best. A
+    failure to delete does not matter to the run: the next save tries again."""
     others = {spared}
     with contextlib.suppress(InputError):
         others.add(best_step(ckpt_dir))
     steps = [other for other in list_steps(ckpt_dir) if other <= step and other not in others]
-    for old in steps[:-keep] if keep else ():
+    for old in steps[: -keep.newest] if keep.newest else ():
+        if keep.interval and old % keep.interval == 0:
+            continue
         with contextlib.suppress(OSError):
             # The manifest first: what is left by a kill in between does not look complete.
             for extension in (MANIFEST, STATES, PARAMS):
@@ -457,6 +471,7 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "options": (_options, "an object with options that a run can have"),
     "scaler": (_is(dict), "an object"),
     "skips": (_is(dict), "an object"),
+    "guard": (is_history, "a history of losses and gradient norms"),
     "seed": (_whole(0, _MOST_SEED), "a seed"),
     "blocks": (
         _whole(0, _MOST_POSITION),

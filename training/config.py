@@ -9,6 +9,7 @@ from typing import Any, Mapping
 
 from base.command_line import (
     count,
+    not_empty,
     not_negative,
     path_name,
     positive,
@@ -37,6 +38,7 @@ from bert.configuration import (
 )
 from data.options import DataConfig
 from training.deadline import DeadlineConfig
+from training.guard import SKIP, SPIKES
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.pipeline.options import PipelineConfig, decay_schedule
 from training.start_options import StartConfig
@@ -241,6 +243,13 @@ class OptimizationConfig:
     clip_norm: float = option(
         "global norm of the averaged gradient; 0: off", not_negative, default=1.0, staged=True
     )
+    spikes: str = option(
+        "steps whose loss or gradient norm is far above that of the steps before, twice or ten times their "
+        "median and more than they scatter. skip: no update, and the end of the run after 20 in a row; take: "
+        "as any other",
+        default=SKIP,
+        choices=SPIKES,
+    )
     seed: int | None = option(
         "of parameters, data order, masks, dropout (default: the checkpoint's, else 0)", seed
     )
@@ -267,6 +276,11 @@ class CheckpointConfig:
         scope=LAUNCH,
     )
     keep_checkpoints: int = option("keep only the newest so many; 0 keeps all", count, default=0)
+    keep_interval: int | None = option(
+        "steps between checkpoints that --keep_checkpoints never deletes, a multiple of --ckpt_interval",
+        positive_int,
+        scope=LAUNCH,
+    )
     resume: bool = flag("continue from the newest complete checkpoint in ckpt_dir, if any", scope=LAUNCH)
     start_step: int = option("continue from the checkpoint of this step", count, default=0)
 
@@ -300,6 +314,13 @@ class ReportConfig:
         "print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
         "where it does not fit. Rule of thumb: 16 bytes a parameter, 12 more in rank 0 for its copy while "
         "it saves, and what a batch's activations take"
+    )
+    notify: str | None = option(
+        "a command that rank 0 has a shell run at a failure, when the run goes on, and at its end, with "
+        "RUN_EVENT, RUN_MESSAGE and RUN_CODE in its environment; nobody waits for it",
+        not_empty,
+        "COMMAND",
+        scope=RANK,
     )
     profile: str | None = option(
         "write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 writes "

@@ -9,8 +9,8 @@ import time
 import traceback
 from typing import Callable, NoReturn
 
-from base import failures
-from base.errors import InputError, TrainingError
+from base import failures, notify
+from base.errors import RUN_AGAIN, InputError, TrainingError
 from base.launchers import launched_rank
 from comm.base import CommunicationError, abort
 from training.stopping import Stopped, leave_at_signals
@@ -18,6 +18,7 @@ from training.stopping import Stopped, leave_at_signals
 # Ends of a disk's that are no defect of a program's.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 DRIVER = "libcuda.so.1"  # NVIDIA's, which MXNet for GPUs cannot be loaded without
+_ENDS = {0: "complete", RUN_AGAIN: "to be run again", 130: "stopped by Ctrl-C", 143: "stopped by a signal"}
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 
 
@@ -31,8 +32,11 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     if leaves:
         leave_at_signals()
     try:
-        return main()
+        code = main()
+        notify.tell(notify.END, _ENDS.get(code, f"ended with code {code}"), code)
+        return code
     except Stopped as stopped:
+        notify.tell(notify.END, f"stopped by {stopped}: nothing to save", stopped.code)
         if launched_rank(os.environ) == 0:
             print(f"stopped by {stopped}: nothing to save", file=sys.stderr, flush=True)
         abort(stopped.code)

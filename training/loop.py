@@ -19,6 +19,7 @@ from training.deadline import EVALUATION, SAVED_BYTES, Deadline, began, end_of_t
 from training.feed import floors_of
 from training.last_good import Checkpoints
 from training.metrics import Totals, figures, finite_or_none
+from training.optimizer.scaler import NOT_FINITE
 from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
@@ -93,6 +94,7 @@ class Loop:
                         begun = time.monotonic()
                         self._evaluate()
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
+                self.take_step.waits.interrupted()
         # No rank ends while rank 0 still writes.
         run.saver.take(run.communicator.all_agree([run.saver.finish(), run.saver.finite]))
         if signalled:
@@ -119,7 +121,9 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, self.decisions)
         self.trace.after_step(micro_batches)
-        self.checkpoints.stepped(self.step, result.applied)
+        if result.skipped != NOT_FINITE:
+            run.guard.update(result.loss, result.grad_norm, result.applied)
+        self.checkpoints.stepped(self.step, result.skipped)
         self.rescue.complete(self.step)
         if run.ranks.coordinates.last:  # where the losses are: what a replica has done counts once
             forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
@@ -130,7 +134,7 @@ class Loop:
         run.reporter.advance(self.step)
         run.reporter.debug(
             f"step {self.step}: lr {lr:.6g}, gradient norm {result.grad_norm:.4g},"
-            f" loss scale {run.scaler.scale:g}" + ("" if result.applied else ", not finite: skipped")
+            f" loss scale {run.scaler.scale:g}" + (f", skipped: {result.skipped}" if result.skipped else "")
         )
         return result
 
@@ -153,7 +157,7 @@ class Loop:
             with self.clock:  # not training time
                 if self.peak.measure():
                     run.reporter.note(f"mfu is the share of {self.peak.sentence}")
-        counts = gathered.counts
+        counts, waits = gathered.counts, self.take_step.waits
         line = {
             "step": self.step,
             **run.stage_entry,
@@ -170,12 +174,13 @@ class Loop:
             "training_s": round(self.clock.total, 3),
             **self.budget.figures,
             "data_wait": counts["waited_s"] / run.communicator.size / seconds,
+            "rank_wait_s": waits.of_interval(self.steps_in_interval, seconds),
             "skipped_steps": run.skips.total,
         }
         run.reporter.training(line)
         warm = self.budget.ticks > run.plan.warmup_steps
-        warning = self.stalled.look(line, warm, counts["sequences"] / self.steps_in_interval)
-        if warning:
+        stalled = self.stalled.look(line, warm, counts["sequences"] / self.steps_in_interval)
+        for warning in filter(None, (stalled, waits.slow_rank())):
             run.reporter.warn(warning)
         self.totals.reset()
         self.steps_in_interval = 0
@@ -190,6 +195,7 @@ def make_step(run: Run, micro_batches: int, before_update: Callable[[], None] = 
         run.config.optimization.clip_norm,
         lambda step, number: dropout_seed(run.seed, step, here.data_rank + here.data_size * number),
         before_update,
+        run.guard.off,
     )
     tools = (run.task, run.model.network, run.optimizer, run.scaler)
     if run.ranks.pipelined:

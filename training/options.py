@@ -55,13 +55,14 @@ GROUPS = {  # of --help, in its order
     "batch": "batch_size use_avg_len accumulate batch_size_eval",
     "optimization": "num_steps num_epochs lr warmup_ratio end_lr schedule cooldown_ratio decay_power "
     "budget_hours dropout attention_dropout optimizer optimizer_state bias_correction lower_bound "
-    "upper_bound beta1 beta2 epsilon weight_decay clip_norm seed",
+    "upper_bound beta1 beta2 epsilon weight_decay clip_norm spikes seed",
     "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial "
     "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
     "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
-    "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_best resume "
-    "max_hours save_before start_step log_interval progress peak_tflops verbose estimate profile",
+    "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_interval keep_best "
+    "resume max_hours save_before start_step log_interval progress peak_tflops verbose notify estimate "
+    "profile",
 }
 _DESCRIPTIONS = {"optimization": "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"}
 
@@ -232,6 +233,11 @@ def _check(options: argparse.Namespace) -> None:
     if (options.keep_best or options.eval_interval) and not options.data_eval:
         flag = "keep_best" if options.keep_best else "eval_interval"
         raise InputError(f"--{flag}: nothing is evaluated; name held-out text with --data_eval")
+    if options.keep_interval and options.keep_interval % options.ckpt_interval:
+        raise InputError(
+            f"--keep_interval {options.keep_interval} is no multiple of --ckpt_interval "
+            f"{options.ckpt_interval}: not every such checkpoint would be saved"
+        )
     pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_deadline(taken(DeadlineConfig, options), os.environ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Callable
 
+from base import notify
 from base.threads import set_threads
 from comm.base import Communicator
 from comm.options import CommunicationConfig, communication_config
@@ -29,6 +30,7 @@ def pretrain(
         TrainingError: as `training.train.train_stages`.
     """
     options = parse_options(None, description)
+    notify.appoint(options.notify)
     check_launch(options.pipeline_stages, backend, options.estimate, os.environ)
     communication = communication_config(options)
     parts = check_parts(map(stage_config, stage_options(options)))

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from base import notify
 from base.errors import InputError
 from base.launchers import HVD
 from bert.configuration import REMOVE
@@ -18,12 +19,14 @@ from comm.base import Communicator
 from data.sharing import Share
 from tasks.base import Task
 from training.agreement import agree
+from training.checkpoint import Kept
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
 from training.estimate import split_of, stages_of
 from training.evaluation import evaluate, forward
 from training.exchange import broadcast_json
 from training.feed import EvaluationFeed, Feed
+from training.guard import SKIP, Guard
 from training.metrics import Stopwatch, finite_or_none
 from training.model import Model, make_optimizer, open_model
 from training.optimizer.moments import check_moments
@@ -34,6 +37,7 @@ from training.pipeline.split import make_split
 from training.pipeline.state import check_tied, gather, restore_stages
 from training.pipeline.step import forward_stages
 from training.plan import RunPlan
+from training.replicas import check_replicas
 from training.report import Reporter, RunReporter, Span
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
@@ -68,6 +72,7 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    guard: Guard
     saver: Saver
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
@@ -143,6 +148,7 @@ class Run:
             "options": dict(self.config.options),
             "scaler": self.scaler.state(),
             "skips": self.skips.state(),
+            "guard": self.guard.state(),
             "seed": self.seed,
             "blocks": self.feed.position,
             "ckpt_interval": self.ckpt_interval,
@@ -155,7 +161,11 @@ class Run:
         """Begins to save the checkpoint of `step`; every rank calls it, rank 0 writes (training/saving.py).
 
         `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
+
+        Raises:
+            TrainingError: a rank's parameters or states are not the others'; nothing is saved.
         """
+        check_replicas(step, self.model.network, self.optimizer, self.ranks)
         parameters: Mapping[str, Any] = live_arrays(network_parameters(self.model.network))
         states = self.optimizer.state_views()
         if self.ranks.pipelined:
@@ -225,6 +235,7 @@ class Run:
             hours = self.config.optimization.budget_hours
             spent = f" and {self.clock.at_start / 3600:.3g} of {hours:g} hours" if hours else ""
             self.reporter.note(f"continuing after step {start.step}{spent}")
+            notify.tell(notify.RESTART, f"continuing after step {start.step}{spent}")
         elif config.checkpoint.resume:
             self.reporter.note(
                 f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"
@@ -253,7 +264,8 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         counts = broadcast_json(split_of(part).counts, ranks.world)
         ranks = ranks.divided(config.model.bert, make_split(counts))
     model = open_model(part, start, task, ranks, seed)
-    saver = Saver(config.checkpoint.ckpt_dir, config.checkpoint.keep_checkpoints, reporter)
+    kept = Kept(config.checkpoint.keep_checkpoints, config.checkpoint.keep_interval or 0)
+    saver = Saver(config.checkpoint.ckpt_dir, kept, reporter)
     run = Run(
         config=config,
         inputs=inputs,
@@ -269,6 +281,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         optimizer=make_optimizer(config.optimization, model, seed),
         scaler=DynamicScaler() if model.dtype == "float16" else StaticScaler(),
         skips=SkipCounter(),
+        guard=Guard(config.optimization.spikes == SKIP),
         saver=stack.enter_context(saver),
         clock=Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0),
         wall=wall,
@@ -281,6 +294,8 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     run.introduce([*start.messages, *inputs.messages, *changed_options(start, config), *messages])
     if feed is not None:
         feed.seek(position)
+    if start.keeps(SCHEDULE) and not start.begins_stage_2 and not messages:  # else losses may be others
+        run.guard.restore(start.facts.get("guard", Guard().state()))
     return run
 
 

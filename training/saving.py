@@ -34,7 +34,7 @@ from base.memory import available_bytes
 from bert.memory import MOMENT_BYTES
 from bert.weights.tensors import to_numpy
 from comm.base import Pending
-from training.checkpoint import Checkpoint, prune, save, set_aside
+from training.checkpoint import KEEP_ALL, Checkpoint, Kept, prune, save, set_aside
 
 if TYPE_CHECKING:
     from training.report import Reporter
@@ -66,7 +66,7 @@ class Saver:
     def __init__(
         self,
         ckpt_dir: str,
-        keep: int,
+        keep: Kept,
         reporter: Reporter,
         available: Callable[[], float] = available_bytes,
     ):
@@ -104,7 +104,7 @@ class Saver:
             return
         self._copied.clear()
         self._arrived.clear()
-        self._keep_now = self._keep if prunes else 0
+        self._keep_now = self._keep if prunes else KEEP_ALL
         arrays = {"parameters": parameters, "states": states}
         try:
             copies = self._room(arrays)

@@ -17,17 +17,24 @@ from comm.base import Communicator
 from tasks.base import Task
 from training.optimizer.accumulation import make_accumulation
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, queued_norm
-from training.optimizer.scaler import LossScaler
+from training.optimizer.scaler import NOT_FINITE, LossScaler
+from training.waits import Waits
 
 
 @dataclass(frozen=True)
 class StepResult:
     """The outcome of a step. `sums` stays on the device until somebody reads it."""
 
-    applied: bool  # False: the gradient was not finite, on every rank alike, and the parameters are as before
+    skipped: str  # why, as a clause, on every rank alike, and the parameters are as before; "": applied
     keep_going: bool  # False: some rank was asked to stop
+    loss: float  # the judged one, over all ranks; NaN where the step has nothing to judge
     grad_norm: float  # of the averaged gradient, before clipping, without the loss scale
     sums: mx.nd.NDArray  # this rank's sums over the step, as named by the task's `sums`
+
+    @property
+    def applied(self) -> bool:
+        """Whether the parameters were updated."""
+        return not self.skipped
 
 
 class Decision(Protocol):
@@ -52,12 +59,15 @@ class StepSettings:
             masks. MXNet's generators cannot be saved, so each micro-batch starts from a seed of its own; a
             resumed run then draws the same.
         before_update: called when all ranks have agreed, before anything that a checkpoint holds is changed.
+        off: loss over all ranks and gradient norm of a step -> why it shall be skipped; "" where it shall
+            not.
     """
 
     accumulate: int
     clip_norm: float
     random_seed_of: Callable[[int, int], int]
     before_update: Callable[[], None] = lambda: None
+    off: Callable[[float, float], str] = lambda loss, norm: ""
 
 
 class TrainStep:
@@ -96,6 +106,8 @@ class TrainStep:
         self._update_packs = bool(copies) and optimizer.pack(copies, network.packed_dtype)
         self._packed = False  # whether the copies are those of the weights
         self.factor = 1.0  # of the last step's `gradients`: see Communicator.scaled_average
+        self.waits = Waits(communicator.rank, communicator.size)
+        self._has_losses = True  # whether this rank's `sums` are of its batches
         self._accumulation = make_accumulation(
             parameters, self._device, settings.accumulate, network.adds_in_backward
         )
@@ -116,27 +128,52 @@ class TrainStep:
     ) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike, with the same
         decisions in the same order."""
+        self.waits.begun()
         sums = self._forward_and_backward(step, batches)
         gradients = self.gradients
+        # Of the gradient that the backward pass makes last, before its average takes its place.
+        last = gradients[0].reshape((-1,))[:1].copy() if self._communicator.size > 1 else None
         self.factor = self._average(gradients)
+        exchanged = self._average_loss(batches, sums)
+        if last is not None:
+            last.wait_to_read()
+            self.waits.ready()
         norm = self._norm(gradients)
+        total, count, *times = (exchanged.asnumpy() * self._communicator.size).tolist()
+        self.waits.add(times)
+        loss = total / count if count else math.nan
+        scale = self._scaler.scale * self.factor
+        finite = math.isfinite(norm)
+        off = self._settings.off(loss, norm / scale) if finite else ""
         own = [each.flags() for each in decisions]
-        flags = [math.isfinite(norm), keep_going, *chain.from_iterable(own)]
-        finite, keep_going, *agreed = self._communicator.all_agree(flags)
+        flags = [finite, keep_going, not off, *chain.from_iterable(own)]
+        finite, keep_going, usual, *agreed = self._communicator.all_agree(flags)
+        self.waits.agreed()
         for decision, given in zip(decisions, own):
             decision.take(agreed[: len(given)])
             del agreed[: len(given)]
-        scale = self._scaler.scale * self.factor
         self._settings.before_update()
-        if finite:
+        if finite and usual:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
-        return StepResult(finite, keep_going, norm / scale, sums)
+        skipped = "" if usual else off or "it was off on another rank"
+        return StepResult(skipped if finite else NOT_FINITE, keep_going, loss, norm / scale, sums)
 
     def _average(self, gradients: list[mx.nd.NDArray]) -> float:
         """Queues the averages over the ranks that have the same parameters; returns their factor."""
         return self._communicator.scaled_average(gradients)
+
+    def _average_loss(self, batches: Sequence[Any], sums: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Queues the averages over the ranks of the judged loss's sum, of its denominator, and of the ranks'
+        times: numbers that are on their way while the backward pass works."""
+        task = self._task
+        loss, count = task.sums.index(task.judged[0]), task.denominators.index(task.judged[1])
+        counted = task.count(batches)[count] if self._has_losses else 0.0
+        numbers = mx.nd.array([0.0, counted, *self.waits.times()], ctx=mx.cpu(), dtype="float64")
+        numbers[:1] = sums[loss : loss + 1].astype("float64").as_in_context(mx.cpu())
+        self._communicator.average([numbers])
+        return numbers
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm of the whole model's gradient as it is, with its factors, the same on all ranks."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+from base import notify
 from base.errors import RUN_AGAIN
 from base.failures import DISK, FAILED, FOLDER, MAY_PASS, Note, read
 from base.files import replacing
@@ -51,7 +52,7 @@ Start = Callable[[Sequence["tuple[str, int]"], bool, Wish], Outcome]
 class Policy:
     """Options of restarts. `backoff`: seconds before the first one, doubled for each that follows without
     progress. `again`: start again after 75. `rejoin`: seconds between two questions to a host left out.
-    `patience`: seconds to wait for hosts where too few are left."""
+    `patience`: seconds to wait for hosts where too few are left. `notify`: the user's command."""
 
     max_restarts: int
     min_hosts: int
@@ -59,6 +60,7 @@ class Policy:
     again: bool
     rejoin: float
     patience: float
+    notify: str | None = None
 
 
 class Stopped(Exception):
@@ -341,9 +343,12 @@ class Restarts:
         self._restart = {"restart": self._number, "time": now, **facts, "step": saved.step, "wait_s": wait}
         hosts = len(self._roster.in_use())
         where = f" on {hosts} of {self._roster.wanted} hosts" if self._roster.is_short() else ""
-        self._say(
+        line = (
             f"restart {self._number} at {now}, in {wait:g} s: {text}; goes on after step {saved.step}{where}"
         )
+        self._say(line)
+        if self._policy.notify:
+            notify.tell(notify.RESTART, line, command=self._policy.notify)
 
     def _record(self) -> None:
         """Appends the restart that has been prepared to restarts.jsonl: its hosts are known now."""

@@ -97,7 +97,7 @@ def _save_for_ever(directory: str, announce: int, damage: str) -> None:
     step = max(checkpoint.list_steps(directory), default=0)
     parameters = {f"{i}.weight": np.zeros(SIZE, np.float32) for i in range(4)}
     states = {f"{i}.weight.mean": np.zeros(SIZE, np.float32) for i in range(4)}
-    saver = Saver(directory, 3, _Mute())  # type: ignore[arg-type]
+    saver = Saver(directory, checkpoint.Kept(3), _Mute())  # type: ignore[arg-type]
     while True:
         step += 1
         saver.sound()  # the update waits for the copy
@@ -199,7 +199,7 @@ def _fails(place: Path, sizes: tuple[int, int], trouble: Trouble, facts: dict[st
     directory = place / "ckpt"
     what = f"{place.name}: "
     try:
-        with Saver(str(directory), 1, _Mute()) as saver:  # type: ignore[arg-type]
+        with Saver(str(directory), checkpoint.Kept(1), _Mute()) as saver:  # type: ignore[arg-type]
             _save(saver, 1, sizes, facts)
             before = {path.name: path.read_bytes() for path in directory.iterdir()}
             with trouble(directory) as reason:
@@ -212,7 +212,7 @@ def _fails(place: Path, sizes: tuple[int, int], trouble: Trouble, facts: dict[st
             left = {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "ballast"}
             if left != before:
                 return what + f"what is left is {sorted(left)}"
-        with Saver(str(directory), 1, _Mute()) as saver:  # type: ignore[arg-type]
+        with Saver(str(directory), checkpoint.Kept(1), _Mute()) as saver:  # type: ignore[arg-type]
             _save(saver, 3, sizes, facts)
         found = checkpoint.newest_complete(str(directory), lambda message: None)
         return "" if found and found.step == 3 else what + "it could not be saved afterwards"

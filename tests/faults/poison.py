@@ -1,5 +1,5 @@
-"""Makes a loss or a gradient of one rank infinite or NaN, in either stage of a run, and compares all ranks'
-steps (figure 6).
+"""Makes a loss or a gradient of one rank infinite, NaN or far too large, in either stage of a run, and
+compares all ranks' steps (figure 6).
 
 The real scripts run both stages on random tokens; before a step's gradients are averaged, the rank whose turn
 it is gets a bad number. Each rank records, for each step, whether it was applied, its loss scale, and the
@@ -16,7 +16,7 @@ from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import SCRIPTS, patched
 from tests.processes import ROOT, run_ranks
 
-KINDS = ("loss nan", "loss inf", "gradient nan", "gradient inf", "gradient -inf")
+KINDS = ("loss nan", "loss inf", "loss 1e6", "gradient nan", "gradient inf", "gradient -inf")
 # Run in each rank when damage has been done: what is recorded is above it.
 _RECORD = """
 import hashlib, json, os
@@ -129,7 +129,7 @@ def _lines(path: Path) -> list[Any]:
 CASE = named(ranks=2)
 PROGRAM = Program(
     "6",
-    "not finite on one rank: loss or gradient, each rank, both stages",
+    "not finite, or far off, on one rank: loss or gradient, each rank, both stages",
     "all ranks skip that step alike",
     weight=0.3,
     seconds=30,

@@ -173,8 +173,9 @@ SAVES_TWICE = """
 import sys, base.threads
 base.threads.set_threads()
 import numpy as np
+from training.checkpoint import Kept
 from training.saving import Saver
-saver = Saver(sys.argv[1], 0, None)
+saver = Saver(sys.argv[1], Kept(), None)
 saver._report = lambda: None
 for step in (4, 8):
     saver.begin(step, {"weight": np.ones(3, np.float32)}, {"t": np.array(step)}, {})

@@ -16,6 +16,7 @@ import pytest
 from base import failures
 from base.errors import InputError
 from base.failures import Note
+from base.notify import END, FAILURE, RESTART
 from hosts.hostfile import read_host_lines, read_spares
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.over_byteps import Servers
@@ -374,6 +375,25 @@ def test_a_run_with_two_failures_comes_to_its_end(tmp_path, backend):
     assert "rank 0 exited with 1 (error: it broke); 1 steps and" in lines[1]
     assert lines[1].endswith("goes on after step 6") and len(lines) == 2
     assert backend == "byteps" or nothing_is_left(tmp_path, starts=3)
+
+
+@pytest.mark.parametrize(
+    "plan, code, events, last",
+    [
+        ([[5, 1, "kill 9"]], 0, [f"{RESTART}||restart 1", f"{END}|0|complete"], "complete"),
+        ([[5, 1, "kill 9"]] * 2, 137, [f"{RESTART}||restart 1", f"{FAILURE}|137|"], "not started again"),
+        ([[5, 1, "exit 143"]], 143, [f"{END}|143|"], "ended the run"),
+    ],
+)
+def test_a_command_hears_of_restarts_and_the_end(tmp_path, plan, code, events, last):
+    said = tmp_path / "said"
+    command = f'echo "$RUN_EVENT|$RUN_CODE|$RUN_MESSAGE" >> {said}'
+    result = launch(tmp_path, plan, "--max_restarts", "1", "--notify", command)
+    assert result.returncode == code, result.describe()
+    until(lambda: said.exists() and len(said.read_text().splitlines()) == len(events))
+    lines = said.read_text().splitlines()
+    assert all(line.startswith(event) for line, event in zip(lines, events)), lines
+    assert last in lines[-1]
 
 
 @pytest.mark.parametrize(

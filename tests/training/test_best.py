@@ -15,7 +15,7 @@ import training.saving
 from base.errors import InputError, TrainingError
 from tests.training.staged import arrays_of, metrics_of, parts_of, run
 from tests.training.test_stages import Interrupted, stop_in
-from training.checkpoint import BEST_FILE, best_step, list_steps
+from training.checkpoint import BEST_FILE, Kept, best_step, list_steps
 from training.report import Reporter, RunReporter
 from training.saving import Saver
 from training.start.weights import find_weights
@@ -143,7 +143,7 @@ def test_a_disk_that_does_not_take_the_record_ends_the_run(tmp_path):
     def fails() -> None:
         raise OSError(28, "No space left on device", "best.json")
 
-    saver = Saver(str(tmp_path), 1, Reporter())
+    saver = Saver(str(tmp_path), Kept(1), Reporter())
     saver.afterwards(fails)
     assert not saver.sound()
     with pytest.raises(TrainingError, match=r"best.json cannot be written: No space left"):

@@ -36,7 +36,9 @@ def states(value: float, size: int = 1000) -> dict[str, np.ndarray]:
 
 
 def save(directory: Path, step: int, keep: int = 0, **facts: Any) -> checkpoint.Checkpoint:
-    return checkpoint.save(str(directory), step, arrays(step), states(step), {**FACTS, **facts}, keep)
+    return checkpoint.save(
+        str(directory), step, arrays(step), states(step), {**FACTS, **facts}, checkpoint.Kept(keep)
+    )
 
 
 def newest(directory: Path) -> tuple[int | None, list[str]]:
@@ -266,6 +268,14 @@ def test_keep(tmp_path: Path) -> None:
     assert checkpoint.list_steps(str(tmp_path)) == [4, 5, 9]
     expected = [f"{step:07d}{extension}" for step in (4, 5, 9) for extension in FILES]
     assert sorted(os.listdir(tmp_path)) == sorted([*expected, "0000000.params"])
+
+
+def test_keep_those_of_an_interval(tmp_path: Path) -> None:
+    """Beside the newest ones, and the end of stage 1."""
+    for step in range(2, 21, 2):
+        kept = checkpoint.Kept(2, 6)
+        checkpoint.save(str(tmp_path), step, arrays(step), states(step), {**FACTS, "begun": 4}, kept)
+    assert checkpoint.list_steps(str(tmp_path)) == [4, 6, 12, 18, 20]
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ class TestRun:
         assert "the last good checkpoint is" in message and "0000006.params, which --resume takes:" in message
         notes: list[str] = []
         assert newest_complete(str(sane), notes.append).step == 6
-        assert len(notes) == 1 and "0000007.params: no step after it had finite" in notes[0]
+        assert len(notes) == 1 and "0000007.params: no step was taken after it" in notes[0]
         # Named, the newer one is taken; from it there is no way on, and the message does not call it good.
-        with pytest.raises(NotFiniteError, match=r"not one step after .*0000007\.params .*--resume takes"):
+        with pytest.raises(
+            NotFiniteError, match=r"not one step was taken after .*0000007\.params.*--resume takes"
+        ):
             trained(sane, *(word for word in words if word != "--resume"), "--start_step", "7")
         assert list_steps(str(sane)) == [6, 7]
         assert trained(sane, "--resume", *SANE, communicator=Stopping(1, True)) == 143
@@ -137,7 +139,7 @@ class TestLastGood:
         assert account.newest is None and account.sentence == "no checkpoint was saved yet"
         assert account.stepped() is None
         account.saved(2)
-        assert "not one step after ckpt/0000002.params" in account.sentence
+        assert "not one step was taken after ckpt/0000002.params" in account.sentence
         assert account.stepped() == 2 and account.stepped() is None
         assert account.sentence == "the last good checkpoint is ckpt/0000002.params"
         account.saved(4)

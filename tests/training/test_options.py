@@ -291,6 +291,7 @@ def test_model_names():
         (["--lower_bound", "2", "--upper_bound", "1"], ["--lower_bound", "--upper_bound"]),
         (["--lr", "1e-4", "--end_lr", "1e-3"], ["--end_lr", "--lr"]),
         (["--start_step", "11", "--num_steps", "10"], ["--start_step", "--num_steps"]),
+        (["--keep_interval", "50", "--ckpt_interval", "20"], ["--keep_interval", "--ckpt_interval"]),
         (["--pretrained", "--model", "bert_2_64_2"], ["--pretrained", "bert_2_64_2"]),
         (["--optimizer", "adamw", "--bias_correction"], ["--bias_correction", "--optimizer"]),
         (["--optimizer", "bertadam", "--lower_bound", "1"], ["--lower_bound", "--optimizer"]),

@@ -18,7 +18,7 @@ from bert.operators import load_operators
 from tests.processes import LIMIT
 from tests.training.tiny import make_step, random_batch, tiny_network
 from training import saving
-from training.checkpoint import list_steps, newest_complete
+from training.checkpoint import Kept, list_steps, newest_complete
 from training.optimizer.moments import MomentType
 from training.report import Reporter
 from training.saving import Saver, copied_bytes
@@ -62,7 +62,7 @@ class Disk:
 
 
 def saver_of(directory, reporter=None, keep=0, **options) -> Saver:
-    return Saver(str(directory), keep, reporter or Heard(), **options)
+    return Saver(str(directory), Kept(keep), reporter or Heard(), **options)
 
 
 def state(value, size=1000):

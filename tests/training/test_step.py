@@ -276,11 +276,11 @@ class TestSkipping:
 
     def test_a_step_that_is_bad_on_another_rank_is_skipped_here_too(self, good):
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
-        communicator = Disagreeing(False, True)
+        communicator = Disagreeing(False, True, True)
         step, optimizer = make_step(network, scaler=scaler, communicator=communicator)
         before, states = weights(network), state_arrays(optimizer)
         result = step(1, [good], lr=0.01)
-        assert communicator.asked == [[True, True]], "this rank's gradient was finite"
+        assert communicator.asked == [[True, True, True]], "this rank's gradient was finite"
         assert not result.applied and result.keep_going and math.isfinite(result.grad_norm)
         assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
         assert scaler.scale == 512.0
@@ -288,7 +288,7 @@ class TestSkipping:
     def test_all_ranks_stop_together_after_the_step(self, good):
         """The step of a rank that was told nothing is made, and then it stops with the others."""
         network = tiny_network(spread=SPREAD)
-        step, optimizer = make_step(network, communicator=Disagreeing(True, False))
+        step, optimizer = make_step(network, communicator=Disagreeing(True, False, True))
         result = step(1, [good], lr=0.01)
         assert result.applied and not result.keep_going and optimizer.t == 1
 

@@ -31,6 +31,7 @@ from training.deadline import DeadlineConfig, check_deadline
 from training.finetuning.beginning import BeginningConfig, Found
 from training.finetuning.inputs import TaskFiles
 from training.gluonnlp_options import add_not_here, reject_not_here
+from training.guard import TAKE
 from training.options_file import OPTIONS_FILE, parse_words
 from training.pretrained_options import PretrainedConfig
 from training.results.members import MembersConfig
@@ -82,10 +83,11 @@ GROUPS = {  # of --help, in its order
     "model": "init_from model_parameters vocab init_vocab cased model config_file gelu "
     "sentencepiece uncased dtype operators padding dropout attention_dropout",
     "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr beta1 beta2 epsilon "
-    "weight_decay warmup_ratio clip_norm seed seeds search max_seq_length num_data_workers",
+    "weight_decay warmup_ratio clip_norm spikes seed seeds search max_seq_length num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback",
     "checkpoints and output": "ckpt_dir only_predict ckpt_interval eval_interval keep_checkpoints "
-    "keep_best resume max_hours save_before log_interval progress peak_tflops verbose estimate profile",
+    "keep_best resume max_hours save_before log_interval progress peak_tflops verbose notify estimate "
+    "profile",
 }
 _CHANGES: dict[str, dict[str, Any]] = {
     OPTIONS_FILE.name: {
@@ -132,6 +134,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "help": "share of the steps that warm up; the rate then falls linearly to 0",
     },
     "clip_norm": {"help": "norm of the gradient; 0: off"},
+    "spikes": {
+        "default": TAKE,
+        "help": "as in pretraining; losses of few examples jump, and nothing is wrong with that",
+    },
     "seed": {"help": "of head, order and dropout (default: the checkpoint's, else 0)"},
     "max_seq_length": {"flags": ("--max_len",), "help": "most tokens of an example"},
     "num_data_workers": {

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+from base import notify
 from base.errors import InputError
 from base.launchers import launched_rank
 from base.options import RUN, taken
@@ -95,6 +96,7 @@ def fine_tune(
     words = list(sys.argv[1:] if argv is None else argv)
     whole = prepare(script, words)
     config = whole.part.config
+    notify.appoint(config.report.notify)
     plan, place, resume = (
         _plan_of(script, config.options),
         config.checkpoint.ckpt_dir,

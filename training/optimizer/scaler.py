@@ -12,6 +12,8 @@ from typing import Any, Mapping, Protocol
 from base.command_line import MOST
 from base.errors import InputError, NotFiniteError
 
+NOT_FINITE = "the gradients were not finite"
+
 
 class LossScaler(Protocol):
     """The loss is multiplied by `scale` before the backward pass; the gradients are divided by it.
@@ -122,20 +124,23 @@ class SkipCounter:
         self.in_a_row = 0
         self.total = 0
 
-    def update(self, finite: bool, step: int, kept: str = "no checkpoint was saved yet") -> None:
-        """Take note of `step`. `kept`: a sentence on the checkpoint to go back to.
+    def update(
+        self, applied: bool, step: int, kept: str = "no checkpoint was saved yet", why: str = NOT_FINITE
+    ) -> None:
+        """Take note of `step`. `kept`: a sentence on the checkpoint to go back to. `why`: a clause, where it
+        was skipped.
 
         Raises:
-            NotFiniteError: this was the `limit`-th non-finite step in a row.
+            NotFiniteError: this was the `limit`-th skipped step in a row.
         """
-        if finite:
+        if applied:
             self.in_a_row = 0
             return
         self.in_a_row += 1
         self.total += 1
         if self.in_a_row >= self.limit:
             raise NotFiniteError(
-                f"step {step}: the gradients were not finite for the {self.in_a_row}th time in a row; "
+                f"step {step}: {why} for the {self.in_a_row}th time in a row; "
                 f"{kept}; lower --lr, or look at the data of these steps"
             )
 

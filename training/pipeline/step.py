@@ -151,6 +151,7 @@ class PipelineStep(TrainStep):
     ):
         super().__init__(task, network, optimizer, scaler, ranks.world, settings)
         self._ranks = ranks
+        self._has_losses = ranks.coordinates.last
         self._rooms = Rooms(self._device, with_gradient=True)
         self._gradient_rooms = Rooms(self._device, with_gradient=False)
         names = list(trained(network))

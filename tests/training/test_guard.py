@@ -1,0 +1,208 @@
+"""Steps that are finite but wrong are skipped, and end a run; sound ones are not. A resumed run decides
+alike."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from base.errors import InputError, NotFiniteError
+from comm.local import LocalCommunicator
+from tests.training.small_runs import SANE, Stopping, handlers, trained
+from tests.training.test_checkpoint_facts import signed
+from training.checkpoint import list_steps, newest_complete, params_path, read_manifest
+from training.guard import EARLY, FEW, LOSSES, NORMS, Guard, is_history
+from training.report import read_metrics
+
+__all__ = ["handlers"]  # a fixture for all tests of this module
+
+
+def guard_after(losses: Any, norms: Any = ()) -> Guard:
+    guard = Guard()
+    for number, loss in enumerate(losses):
+        guard.update(loss, norms[number] if len(norms) else 1.0, applied=True)
+    return guard
+
+
+class TestLimits:
+    """Against medians and spreads that NumPy computes."""
+
+    def test_the_first_step_has_nothing_to_be_compared_with(self):
+        assert Guard().off(1e30, 1e30) == ""
+
+    def test_before_the_spread_is_known_losses_are_off_at_a_multiple(self):
+        guard = guard_after([8.0, 9.0, 8.0])
+        assert guard.off(EARLY * 8.0, 1e30) == "" and "loss was 24.1, far above the 8 " in guard.off(
+            24.1, 1.0
+        )
+
+    @pytest.mark.parametrize("scatter", [0.01, 0.5, 4.0])
+    def test_a_loss_is_off_above_six_spreads_and_twice_the_median(self, scatter):
+        losses = np.random.default_rng(1).uniform(5 - scatter, 5 + scatter, 2 * LOSSES)
+        last = losses[-LOSSES:]
+        spread = 1.4826 * np.median(np.abs(last - np.median(last)))
+        limit = np.median(last) + max(6 * spread, np.median(last))
+        guard = guard_after(losses)
+        assert guard.off(limit * (1 - 1e-9), 1.0) == "" and guard.off(limit * (1 + 1e-9), 1.0)
+
+    def test_a_norm_is_off_at_ten_times_the_median(self):
+        norms = np.random.default_rng(1).uniform(0.9, 1.1, NORMS)
+        guard, limit = guard_after([5.0] * NORMS, norms), 10 * np.median(norms)
+        assert guard.off(5.0, limit * (1 - 1e-9)) == "" and "gradient norm was" in guard.off(
+            5.0, limit * 1.01
+        )
+        assert guard_after([5.0] * (FEW - 1)).off(5.0, 1e30) == ""
+
+    def test_a_loss_that_is_infinite_is_off_and_one_that_is_not_there_is_not(self):
+        guard = guard_after([5.0] * 20)
+        assert guard.off(math.inf, 1.0) and not guard.off(math.nan, 1.0)
+        guard.update(math.nan, 1.0, applied=True)
+        assert is_history(guard.state())
+
+    def test_one_that_takes_spikes_finds_none(self):
+        guard = Guard(watches=False)
+        guard.update(1.0, 1.0, applied=True)
+        assert guard.off(1e30, 1.0) == "" and guard.state()["losses"] == [1.0]
+
+
+def test_a_norm_that_stays_is_the_new_level_before_the_run_would_end():
+    guard, skipped = guard_after([5.0] * 100), 0
+    while guard.off(5.0, 30.0):
+        guard.update(5.0, 30.0, applied=False)
+        skipped += 1
+    assert skipped == NORMS // 2 < 20
+
+
+def test_a_loss_that_stays_off_does_not_become_usual():
+    guard = guard_after([5.0] * 100)
+    for _ in range(1000):
+        assert guard.off(11.0, 1.0)
+        guard.update(11.0, 1.0, applied=False)
+
+
+def test_the_history_comes_back_to_the_bit():
+    rng = np.random.default_rng(2)
+    first, second = guard_after(rng.uniform(4, 6, 90).tolist(), rng.uniform(0, 9, 90).tolist()), Guard()
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.state() == first.state() and is_history(first.state())
+    assert (len(first.state()["losses"]), len(first.state()["norms"])) == (LOSSES, NORMS)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, [], {}, {"losses": [1.0]}, {"losses": 1.0, "norms": []}, {"losses": [], "norms": ["1"]},
+     {"losses": [math.nan], "norms": []}, {"losses": [], "norms": [math.inf]},
+     {"losses": [-1.0], "norms": []}, {"losses": [True], "norms": []},
+     {"losses": [], "norms": [], "more": []}],
+)  # fmt: skip
+def test_what_is_no_history(state):
+    assert not is_history(state)
+
+
+class Corrupting(Stopping):
+    """Makes the gradients of some steps, by their number in this process, larger than they are."""
+
+    def __init__(self, *steps: int, stop: int = 0):
+        super().__init__(stop, True)
+        self.steps, self.taken = steps, 0
+
+    def scaled_average(self, arrays: Any) -> float:
+        self.taken += 1
+        if self.taken in self.steps:
+            for array in arrays:
+                array *= 1e4
+        return LocalCommunicator.scaled_average(self, arrays)
+
+
+def parameters(folder: Path, step: int) -> bytes:
+    return Path(params_path(str(folder), step)).read_bytes()
+
+
+class TestRun:
+    def test_a_spike_is_skipped_counted_and_said_and_a_resumed_run_does_the_same(self, tmp_path, capfd):
+        """Step 22 is off by a history that the process has which took the first steps."""
+        whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+        assert trained(whole, *SANE, communicator=Corrupting(22)) == 0
+        assert "warning: step 22 is skipped: the gradient norm was" in capfd.readouterr().err
+        assert {line["step"]: line["skipped_steps"] for line in read_metrics(str(whole)) if "lr" in line}[
+            40
+        ] == 1
+        assert 22 not in list_steps(str(whole)) and 23 in list_steps(str(whole))  # late
+
+        assert trained(resumed, *SANE, communicator=Corrupting(stop=20)) == 143
+        assert trained(resumed, "--resume", *SANE, communicator=Corrupting(1)) == 0
+        assert read_metrics(str(resumed))[-1]["skipped_steps"] == 1
+        assert parameters(whole, 40) == parameters(resumed, 40)
+        assert read_manifest(str(whole), 40)["guard"] == read_manifest(str(resumed), 40)["guard"]
+        # Such a gradient is no other's, and without the guard it changes what comes of the run.
+        taken = tmp_path / "taken"
+        assert trained(taken, *SANE, "--spikes", "take", communicator=Corrupting(22)) == 0
+        assert read_metrics(str(taken))[-1]["skipped_steps"] == 0 and 22 in list_steps(str(taken))
+        assert parameters(taken, 40) != parameters(whole, 40)
+
+    def test_a_sound_run_has_the_same_bits_with_the_guard_and_without(self, tmp_path):
+        (tmp_path / "lamb").mkdir()
+        (tmp_path / "adamw").mkdir()
+        for name, more in (("lamb", ()), ("adamw", ("--optimizer", "adamw", "--lr", "0.003"))):
+            for spikes in ("skip", "take"):
+                assert trained(tmp_path / name / spikes, *SANE, *more, "--spikes", spikes) == 0
+            assert parameters(tmp_path / name / "skip", 40) == parameters(tmp_path / name / "take", 40)
+
+    def test_ruin_is_not_saved_over_what_was_sane(self, tmp_path):
+        folder = tmp_path / "run"
+        assert trained(folder, *SANE, communicator=Stopping(5, True)) == 143
+        with pytest.raises(NotFiniteError, match="the loss was .* for the 20th time in a row") as caught:
+            trained(
+                folder, *SANE, "--resume", "--lr", "1e3", "--keep_checkpoints", "1", "--ckpt_interval", "1"
+            )
+        assert "0000006.params, which --resume takes" in str(caught.value)
+        assert list_steps(str(folder)) == [6, 7]  # the ruin, and the last checkpoint from before
+        assert newest_complete(str(folder), print).step == 6
+        assert trained(folder, *SANE, "--resume", "--lr", "0.001", "--keep_checkpoints", "1") == 0
+        assert read_metrics(str(folder))[-1]["mlm_loss"] < 2 * math.log(40)
+
+    def test_a_ruin_without_anything_before_it_ends_each_run_that_loads_it(self, tmp_path):
+        folder = tmp_path / "run"
+        words = (*SANE, "--ckpt_interval", "1")
+        with pytest.raises(NotFiniteError, match="20th time in a row"):
+            trained(folder, *words, "--lr", "1e3")
+        with pytest.raises(NotFiniteError, match="20th time in a row"):
+            trained(folder, *words, "--resume", "--lr", "0.001")
+        assert list_steps(str(folder)) == [1]
+
+    def test_a_run_whose_last_steps_were_off_has_not_ended_well(self, tmp_path):
+        with pytest.raises(NotFiniteError, match="the last 7 steps were skipped"):
+            trained(tmp_path / "run", *SANE, "--num_steps", "8", "--lr", "1e3")
+        assert list_steps(str(tmp_path / "run")) == []
+
+    def test_stage_2_and_other_data_begin_a_history_of_their_own(self, tmp_path):
+        both = (
+            "--stages",
+            "both",
+            "--dummy_data_len",
+            "8,16",
+            "--num_steps",
+            "10,3",
+            "--ckpt_interval",
+            "100",
+        )
+        assert trained(tmp_path / "stages", *SANE, *both) == 0
+        lengths = [len(read_manifest(str(tmp_path / "stages"), step)["guard"]["losses"]) for step in (10, 13)]
+        assert lengths == [10, 3]
+        folder = tmp_path / "run"
+        assert trained(folder, *SANE, communicator=Stopping(10, True)) == 143
+        assert trained(folder, *SANE, "--resume", "--batch_size", "3", communicator=Stopping(1, True)) == 143
+        assert len(read_manifest(str(folder), 12)["guard"]["losses"]) == 1
+
+    def test_a_manifest_with_another_history_is_passed_over(self, tmp_path):
+        folder = tmp_path / "run"
+        assert trained(folder, *SANE, communicator=Stopping(3, True)) == 143
+        path = folder / "0000004.json"
+        signed(path, {**json.loads(path.read_text()), "guard": {"losses": ["5"], "norms": []}})
+        with pytest.raises(InputError, match="guard is not a history of losses"):
+            read_manifest(str(folder), 4)
