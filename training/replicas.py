@@ -45,8 +45,11 @@ def check_replicas(step: int, network: Any, optimizer: Optimizer, ranks: Ranks) 
     for holders in zip(*ranks.replicas):
         usual, odd = majority({rank: digests[rank] for rank in holders})
         if odd:
+            said = _difference(sums, usual, odd, world)
+            world.before_end(lambda leads: "")  # nobody saves this where others are seen to leave first
+            world.barrier()
             raise TrainingError(
-                f"step {step}: {_difference(sums, usual, odd, world)}, and not saved; memory or a processor "
+                f"step {step}: {said}, and not saved; memory or a processor "
                 "may be faulty: --resume from the checkpoint before, without that host"
             )
 

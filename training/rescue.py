@@ -77,7 +77,7 @@ class Rescue:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (InputError, NotFiniteError)):
+        if isinstance(error, Exception) and _is_accident(error):
             if self._run.communicator.rank == 0:
                 said = self.save(leads=True)
                 if said:
@@ -117,6 +117,13 @@ class Rescue:
                 f"step {self._step} is saved in this host's memory, {folder}, which the next --resume takes"
             )
         return f"step {self._step} is saved, --resume continues"
+
+
+def _is_accident(error: Exception) -> bool:
+    """Whether the state is sound for all that is known, and its owner would want it."""
+    if isinstance(error, TrainingError):  # a disk, or numbers that are wrong
+        return isinstance(error.__cause__, OSError)
+    return not isinstance(error, InputError)
 
 
 @contextlib.contextmanager
