@@ -23,6 +23,8 @@ MOST = (
 LARGEST = 3.4028234e38  # of other numbers: float32, in which all of them are used
 MOST_SECONDS = 2_000_000.0  # 23 days; the system's poll() counts milliseconds in 32 bits
 MOST_PROCESSES = 1024  # worker processes and threads: a machine's cores, and far from its limit
+MOST_RANKS = 65_536  # of a run, on all hosts together
+MOST_SEED = (1 << 63) - 1
 _MOST_DIGITS = 400  # of a number: the smallest float has 326 digits after its point
 _SHOWN = 40  # characters of a value in a message
 _PATH_BYTES, _NAME_BYTES = 4095, 255  # Linux: PATH_MAX without its final NUL, NAME_MAX
@@ -139,7 +141,7 @@ def _float(accepts: Callable[[float], bool], wanted: str) -> Callable[[str], flo
 
 
 positive_int = _number(int, lambda value: 0 < value <= MOST, f"a whole number above zero, at most {MOST:,}")
-seed = whole(0, (1 << 63) - 1)
+seed = whole(0, MOST_SEED)
 count = _number(int, lambda value: 0 <= value <= MOST, f"a whole number, zero or more, at most {MOST:,}")
 positive = _float(lambda value: 0 < value <= LARGEST, f"a number above zero, at most {LARGEST:.2g}")
 not_negative = _float(lambda value: 0 <= value <= LARGEST, f"a number, zero or more, at most {LARGEST:.2g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterable
 
-from base.command_line import MOST_PROCESSES
+from base.command_line import MOST_PROCESSES, MOST_RANKS
 from base.errors import InputError
 from base.json_files import read_regular
 
@@ -13,7 +13,6 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
 _MOST_BYTES = 16 << 20
 _MOST_LINES = 4096  # hosts; no cluster is so large, and their names have to fit a command line
-_MOST_RANKS = 65_536  # of all hosts together
 _SPARE = re.compile(r"\s*#\s*spare:(.*)")
 _MAX_SLOTS = re.compile(r"max[-_]?slots=[0-9]+")
 
@@ -90,8 +89,8 @@ def _check_number(hosts: int, ranks: int, where: str) -> None:
     """Raises InputError at the line with which they are too many, before anything is done for each."""
     if hosts > _MOST_LINES:
         raise InputError(f"{where}: more than {_MOST_LINES:,} hosts, and no cluster is so large")
-    if ranks > _MOST_RANKS:
-        raise InputError(f"{where}: with it there are {ranks:,} ranks, at most {_MOST_RANKS:,} are started")
+    if ranks > MOST_RANKS:
+        raise InputError(f"{where}: with it there are {ranks:,} ranks, at most {MOST_RANKS:,} are started")
 
 
 def _lines(path: str) -> list[str]:
