@@ -2,7 +2,8 @@
 library only.
 
 Every number has an upper bound too, and it is in the option's type: what is beyond it cannot work, and would
-be noticed only where it overflows, or when memory or patience ends.
+be noticed only where it overflows, or when memory or patience ends. A number is what its digits 0 to 9 say:
+Python would also read 1_0, and the digits of other scripts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import math
 import os
 import re
+import sys
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence, TypeVar
 
 from base.errors import InputError, one_line
@@ -21,6 +23,8 @@ MOST = (
 LARGEST = 3.4028234e38  # of other numbers: float32, in which all of them are used
 MOST_SECONDS = 2_000_000.0  # 23 days; the system's poll() counts milliseconds in 32 bits
 MOST_PROCESSES = 1024  # worker processes and threads: a machine's cores, and far from its limit
+MOST_RANKS = 65_536  # of a run, on all hosts together
+MOST_SEED = (1 << 63) - 1
 _MOST_DIGITS = 400  # of a number: the smallest float has 326 digits after its point
 _SHOWN = 40  # characters of a value in a message
 _PATH_BYTES, _NAME_BYTES = 4095, 255  # Linux: PATH_MAX without its final NUL, NAME_MAX
@@ -42,11 +46,22 @@ class Pair(NamedTuple):
 
 class OptionParser(argparse.ArgumentParser):
     """Raises InputError instead of printing the whole usage. A value of an option without a type is text that
-    is not empty."""
+    is not empty. No option has "--" for a value: up to Python 3.12 argparse drops it from --NAME=--, and
+    returns an empty list that no type has seen."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.register("type", None, not_empty)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        for word in split_at_dashes(words)[0]:
+            name, _, value = word.partition("=")
+            if name.startswith("-") and value == "--":
+                self.error(
+                    f"argument {name}: '--' is no value; it separates words only where it stands alone"
+                )
+        return super().parse_known_args(words, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given, rest = self.parse_known_args(args, namespace)
@@ -90,8 +105,9 @@ def shown(text: str) -> str:
 
 def _number(kind: type[Kind], accepts: Callable[[Kind], bool], wanted: str) -> Callable[[str], Kind]:
     def convert(text: str) -> Kind:
+        plain = len(text) <= _MOST_DIGITS and text.isascii() and "_" not in text
         try:
-            value = kind(text) if len(text) <= _MOST_DIGITS else None
+            value = kind(text) if plain else None
         except (ValueError, OverflowError):
             value = None
         if value is None or not accepts(value):
@@ -125,7 +141,7 @@ def _float(accepts: Callable[[float], bool], wanted: str) -> Callable[[str], flo
 
 
 positive_int = _number(int, lambda value: 0 < value <= MOST, f"a whole number above zero, at most {MOST:,}")
-seed = whole(0, (1 << 63) - 1)
+seed = whole(0, MOST_SEED)
 count = _number(int, lambda value: 0 <= value <= MOST, f"a whole number, zero or more, at most {MOST:,}")
 positive = _float(lambda value: 0 < value <= LARGEST, f"a number above zero, at most {LARGEST:.2g}")
 not_negative = _float(lambda value: 0 <= value <= LARGEST, f"a number, zero or more, at most {LARGEST:.2g}")

@@ -6,9 +6,11 @@ import re
 
 RUN_AGAIN = 75  # exit code (EX_TEMPFAIL of sysexits.h): saved and left in good order; run me again
 
-# How the kernel, the C++ library, NumPy, MXNet and CUDA say it.
+# How the kernel, the loader, the C++ library, NumPy, MXNet and CUDA say it. (A full "static TLS block" is the
+# loader's own and small: no memory of the machine's would help.)
 NO_MEMORY = re.compile(
-    r"out[ _]of[ _]memory|cannot allocate memory|bad_alloc|failed to allocate|unable to allocate|MemoryError",
+    r"out[ _]of[ _]memory|cannot allocate memory(?! in static TLS)|failed to map segment|bad_alloc|"
+    r"failed to allocate|unable to allocate|MemoryError",
     re.IGNORECASE,
 )
 
@@ -53,3 +55,21 @@ class NotFiniteError(TrainingError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, of whatever library, says that memory was not to be had."""
     return isinstance(error, MemoryError) or bool(NO_MEMORY.search(str(error)))
+
+
+def lack_of_memory(error: BaseException) -> str:
+    """The line of a message, perhaps with a stack trace of a library's, that says that memory was not to be
+    had; empty for another error."""
+    if not is_out_of_memory(error):
+        return ""
+    lines = (line.strip() for line in str(error).splitlines())
+    return one_line(next((line for line in lines if NO_MEMORY.search(line)), "") or type(error).__name__)
+
+
+def not_loaded(library: str, error: BaseException) -> InputError:
+    """The error for a library that cannot be loaded, for want of memory or because it is not there."""
+    lacks = lack_of_memory(error)
+    if lacks:
+        return InputError(f"{library} cannot be loaded for want of memory ({lacks}); raise ulimit -v")
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return InputError(f"{library} cannot be loaded ({reason}); run `make setup`")

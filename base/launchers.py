@@ -92,7 +92,7 @@ def is_loopback(host: str) -> bool:
 
 def is_number(text: str) -> bool:
     """Returns whether text is a whole number, zero or more, that 64 bits hold."""
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def number_in(environ: Mapping[str, str], name: str, default: int = 0) -> int:

@@ -3,13 +3,19 @@ a process has taken. Linux; standard library only."""
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
 from base.control_groups import MOUNT, PROC, read_text, tightest
+from base.errors import InputError
 
 RESIDENT, ADDRESS_SPACE = "VmHWM", "VmPeak"  # sizes of a process, by their names in /proc
 _UNLIMITED = 1 << 60  # version 1 writes no limit as a number close to 2^63
+# Addresses that a process with MXNet maps and does not use, at least. Measured, from the peak of a run's
+# addresses and its estimate: 720 MiB of libraries and stacks, and 700 more for malloc's arenas of 7 threads.
+MAPPED, ARENAS = 680 << 20, 600 << 20
 
 
 class Available(NamedTuple):
@@ -29,12 +35,42 @@ def available_memory(proc: Path = PROC, cgroup: Path = MOUNT) -> Available:
 
 
 def available_bytes() -> int:
-    """The bytes of `available_memory`."""
-    return available_memory().bytes
+    """The bytes of `available_memory`, and no more than this process may still map."""
+    limit = address_limit()
+    found = available_memory().bytes
+    return found if limit is None else min(found, max(0, limit - _size_of("VmSize")))
+
+
+def address_limit() -> int | None:
+    """Bytes of addresses that this process may map (RLIMIT_AS, `ulimit -v`); None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_addresses(used: int, what: str) -> None:
+    """Raises InputError where a process that uses so many bytes would certainly map more than it may. To be
+    called before MXNet is loaded, which ends in a segmentation fault where it cannot map its parts.
+
+    Args:
+        what: what uses them, for the message.
+    """
+    limit = address_limit()
+    arenas = 0 if os.environ.get("MALLOC_ARENA_MAX") else ARENAS
+    if limit is None or used + MAPPED + arenas <= limit:
+        return
+    hint = "; MALLOC_ARENA_MAX=1 in the environment saves about 700 MiB" if arenas else ""
+    raise InputError(
+        f"{what}: a process maps at least {(used + MAPPED + arenas) >> 20:,} MiB of addresses, and ulimit -v "
+        f"allows {limit >> 20:,} MiB; raise that limit{hint}"
+    )
 
 
 def peak_of(process: int | str = "self", field: str = RESIDENT) -> int:
     """The greatest size of a process so far, in bytes; 0 when it has ended."""
+    return _size_of(field, process)
+
+
+def _size_of(field: str, process: int | str = "self") -> int:
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:

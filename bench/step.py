@@ -288,7 +288,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
     lengths = [*BATCHES]
     text = "tokens of a sequence (default: both)"
-    parser.add_argument("--lengths", nargs="+", type=int, choices=lengths, metavar="TOKENS", help=text)
+    parser.add_argument(
+        "--lengths", nargs="+", type=positive_int, choices=lengths, metavar="TOKENS", help=text
+    )
     parser.add_argument(
         "--dtypes", nargs="+", choices=[*DTYPES, SPLIT], help="default: what the CPU multiplies"
     )

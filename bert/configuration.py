@@ -23,7 +23,7 @@ INITIAL_STDEV = 0.02  # of random weights; the same
 DROPOUT = 0.1  # the same, section A.2
 MOST_LAYERS, MOST_UNITS = 10_000, 1_000_000  # of a BERT: a hundred times the largest that was ever trained
 _LARGEST = 1 << 24  # of a size
-_NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
+_NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)", re.ASCII)
 
 
 class Dropout(NamedTuple):

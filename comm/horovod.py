@@ -33,7 +33,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Sequence
 
-from base.errors import InputError
+from base.errors import InputError, not_loaded
 from base.launchers import announced_sizes
 from comm.base import (
     AVERAGE_DTYPES,
@@ -328,8 +328,7 @@ def _import_horovod() -> Any:
     try:
         return importlib.import_module("horovod.mxnet")
     except (ImportError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"Horovod for MXNet cannot be loaded ({reason}); run `make setup`") from error
+        raise not_loaded("Horovod for MXNet", error) from error
 
 
 def _check_size(size: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Iterable
 
+from base.command_line import MOST_PROCESSES, MOST_RANKS
 from base.errors import InputError
 from base.json_files import read_regular
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
-_MOST_BYTES = 16 << 20  # a hundred thousand hosts
+_MOST_BYTES = 16 << 20
+_MOST_LINES = 4096  # hosts; no cluster is so large, and their names have to fit a command line
 _SPARE = re.compile(r"\s*#\s*spare:(.*)")
 _MAX_SLOTS = re.compile(r"max[-_]?slots=[0-9]+")
 
@@ -40,13 +42,18 @@ def read_host_lines(path: str) -> list[tuple[str, int]]:
     that cannot be done from here, so it has to be written.
 
     Raises:
-        InputError: no such file, no host in it, or a line that is none of the above (with its number).
+        InputError: no such file, no host in it, a line that is none of the above (with its number), or more
+            hosts or slots than any cluster has.
     """
-    hosts = []
+    hosts: list[tuple[str, int]] = []
+    ranks = 0
     for number, line in enumerate(_lines(path), 1):
         words = _words(line)
         if words:
-            hosts.append(_read_line(words, f"--hostfile {path}, line {number}"))
+            where = f"--hostfile {path}, line {number}"
+            hosts.append(_read_line(words, where))
+            ranks += hosts[-1][1]
+            _check_number(len(hosts), ranks, where)
     if not hosts:
         raise InputError(f"--hostfile {path}: names no host; write lines like: node-1 slots=8")
     return hosts
@@ -60,7 +67,7 @@ def read_spares(path: str) -> list[tuple[str, int]]:
             twice.
     """
     used = {name for name, _ in read_host_lines(path)}
-    spares = []
+    spares, ranks = [], 0
     for number, line in enumerate(_lines(path), 1):
         spare = _SPARE.match(line)
         if spare:
@@ -73,7 +80,17 @@ def read_spares(path: str) -> list[tuple[str, int]]:
                 raise InputError(f"{where}: {name} is listed already; a spare host has one line")
             used.add(name)
             spares.append((name, slots))
+            ranks += slots
+            _check_number(len(spares), ranks, where)
     return spares
+
+
+def _check_number(hosts: int, ranks: int, where: str) -> None:
+    """Raises InputError at the line with which they are too many, before anything is done for each."""
+    if hosts > _MOST_LINES:
+        raise InputError(f"{where}: more than {_MOST_LINES:,} hosts, and no cluster is so large")
+    if ranks > MOST_RANKS:
+        raise InputError(f"{where}: with it there are {ranks:,} ranks, at most {MOST_RANKS:,} are started")
 
 
 def _lines(path: str) -> list[str]:
@@ -99,6 +116,10 @@ def _read_line(words: list[str], where: str) -> tuple[str, int]:
             slots = int(match.group(1))
             if slots < 1:
                 raise InputError(f"{where}: {setting}: a host has at least one slot, or no line")
+            if slots > MOST_PROCESSES:
+                raise InputError(
+                    f"{where}: {setting}: at most {MOST_PROCESSES:,}, more than any machine has cores or GPUs"
+                )
         elif not _MAX_SLOTS.fullmatch(setting):
             raise InputError(f"{where}: {setting!r} is not understood; write: {name} slots=N")
     if not slots:

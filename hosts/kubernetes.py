@@ -16,8 +16,10 @@ hosts/batch/pod.yaml, mpijob.yaml and byteps.yaml. Needs PyYAML; talks to no clu
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -25,7 +27,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, matching, path_name, whole
+from base.command_line import CommandParser, matching, path_name, shown, whole
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD
 from base.sealed import TOKEN_BYTES
@@ -42,22 +44,41 @@ LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 SMALL = {"cpu": "1", "memory": "1Gi"}  # BytePS's scheduler
 HEADROOM = 30  # seconds between the ranks' last limit and the kubelet's SIGKILL
 _NVIDIA = "nvidia.com/"
-_AMOUNT, _UNIT = (
-    r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?",
-    "a number with a unit as Kubernetes has it",
-)
+_UNITS = {
+    "": Fraction(1),
+    "m": Fraction(1, 1000),
+    **{unit: Fraction(1000**power) for power, unit in enumerate(("k", "M", "G", "T", "P"), 1)},
+    **{unit: Fraction(1024**power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
+}
+_AMOUNT = re.compile(rf"(\d{{1,19}}(?:\.\d{{1,9}})?)({'|'.join(_UNITS)})", re.ASCII)
+_MOST_AMOUNT = 2**63 - 1  # of a quantity; Kubernetes makes that of a greater one
 _DEVICE = r"[a-z0-9.-]+/[A-Za-z0-9._-]+"
 _DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 # With what is appended, a pod's host name stays below 63 characters.
 _name = matching(
     r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "at most 40 lower-case letters, digits and hyphens, a letter first"
 )
-_quantity = matching(_AMOUNT, f"{_UNIT}, such as 64Gi")
 _device = matching(_DEVICE, "a resource's name, such as nvidia.com/gpu")
-_resource = matching(f"({_DEVICE}|hugepages-[^=]+)={_AMOUNT}", "NAME=NUMBER, such as vpc.amazonaws.com/efa=4")
+_pair = matching(f"({_DEVICE}|hugepages-[^=]+)=.*", "NAME=NUMBER, such as vpc.amazonaws.com/efa=4")
 _label = matching(r"[^=]+=(.|\n)+", "NAME=VALUE")
 _volume = matching(f"{_DNS_NAME}:/[^:]*(:ro)?", "CLAIM:/PATH or CLAIM:/PATH:ro")
 _secret = matching(_DNS_NAME, "the name of a Secret in --namespace")
+
+
+def _quantity(given: str) -> str:
+    """Reads a quantity as Kubernetes has it, above zero and within its 64 bits."""
+    parts = _AMOUNT.fullmatch(given)
+    if parts is None or not 0 < Fraction(parts[1]) * _UNITS[parts[2]] <= _MOST_AMOUNT:
+        raise argparse.ArgumentTypeError(
+            f"{shown(given)} is not a number with a unit as Kubernetes has it, such as 64Gi: above zero and "
+            f"at most {_MOST_AMOUNT:,}"
+        )
+    return given
+
+
+def _resource(given: str) -> str:
+    _quantity(_pair(given).partition("=")[2])
+    return given
 
 
 def _parser() -> CommandParser:

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +52,7 @@ from hosts.answer import interfaces as own_interfaces
 from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching import over_byteps, over_mpirun
 from hosts.launching.exposure import warning
+from hosts.launching.limits import allow_open_files, check_limits
 from hosts.launching.output import Output, Screen
 from hosts.launching.parts import (
     DECIDED,
@@ -272,7 +272,7 @@ def run(words: list[str], errors: Screen) -> int:
                 for part in parts:
                     print(f"# {part.name} on {part.host}\n{access.by_hand(part)}", flush=True)
             return 0
-        _allow_open_files()
+        allow_open_files()
         log_dir = None if options.log_dir is None else Path(options.log_dir)
         try:
             code = _run(launch, Output(None if options.quiet else (screen, errors), log_dir, say))
@@ -334,6 +334,8 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]
     lines, spares = read_host_lines(args.hostfile), read_spares(args.hostfile)
+    if not args.dry_run:
+        check_limits(lines, args.backend, args.hostfile)
     check_command(command)
     _check_options(args)
     if args.backend == BYTEPS:
@@ -424,12 +426,6 @@ def _check_options(args: Options) -> None:
         raise InputError("--quiet: needs --log_dir, or the output of the parts would be lost")
     if args.log_dir is not None and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
         raise InputError(f"--log_dir {args.log_dir}: is a file")
-
-
-def _allow_open_files() -> None:
-    """Raises the limit of open files: three pipes and two files a part are more than the usual 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -324,7 +324,7 @@ def _run_parts(args: argparse.Namespace, command: Sequence[str], errors: Screen)
             place,
             args.patience,
             signals.stopped,
-            leave=lambda: signals.order(signal.SIGTERM),
+            leave=lambda: signals.order(signal.SIGUSR1),  # as often as pods leave; a second SIGTERM kills
             stop=lambda: signals.order(signal.SIGINT, signal.SIGINT),
         )
         if address:

@@ -36,8 +36,8 @@ from hosts.plans import BACKENDS, script_and_options, write_cluster_job
 from hosts.shell import VENV
 
 LEAST_NOTICE = 120  # Slurm looks at time limits once a minute
-_time = matching(r"(\d+-)?\d{1,3}(:\d{2}){0,2}|\d+", "minutes, H:M:S or D-H:M:S")
-_name = matching(r"[\w.-]+", "letters, digits, . _ and - only, of which a file's name is made")
+_time = matching(r"(\d{1,4}-)?\d{1,3}(:\d{2}){0,2}|\d{1,7}", "minutes, H:M:S or D-H:M:S, below 10,000 days")
+_name = matching(r"[\w.-]{1,200}", "at most 200 letters, digits, . _ and -, of which a file's name is made")
 # mpirun would start its daemons with an srun of its own, and look for its slots in Slurm's variables.
 _MPIRUN = "mpirun -mca plm rsh -mca ras ^slurm"
 

@@ -26,13 +26,14 @@ from typing import IO, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, S
 
 import numpy as np
 
-from base.command_line import MOST
+from base.command_line import LARGEST, MOST, MOST_RANKS, MOST_SEED
 from base.errors import InputError, TrainingError
 from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
 from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
 from training.guard import is_history
+from training.optimizer.scaler import are_skips, is_state
 from training.states_file import check_states, open_states, write_states
 
 FORMAT = 1
@@ -44,7 +45,6 @@ BEST = "best"
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 _MOST_BYTES = 1 << 50  # of a file
 _MOST_TOKENS = 1 << 24  # of a vocabulary
-_MOST_SEED = 1 << 64
 _MOST_POSITION = 1 << 52  # a million epochs: an epoch's number stands above 32 bits (PretrainingBatches)
 _MOST_SECONDS = 1e12
 _HEXADECIMAL = set("0123456789abcdef")
@@ -416,6 +416,8 @@ def check_facts(manifest: Mapping[str, Any], source: str, files: Sequence[str]) 
             raise InputError(f"{source} is damaged: it describes {name} by no size and sha256")
     if "begun" in manifest and manifest["begun"] > manifest["step"]:
         raise InputError(f"{source} is damaged: its schedule begins after its step")
+    if "skips" in manifest and manifest["skips"]["total"] > manifest["step"]:
+        raise InputError(f"{source} is damaged: its skips are more than its steps")
     if manifest.get("bert") is not None:
         recorded_config(manifest, source)
 
@@ -446,13 +448,16 @@ def _options(value: Any) -> bool:
     whole = _whole(1, MOST)
     # Fine-tuning may have no interval: it saves at the end alone.
     interval = value.get("ckpt_interval")
-    return (interval is None or whole(interval)) and ("accumulate" not in value or whole(value["accumulate"]))
+    if not (interval is None or whole(interval)) or not whole(value.get("accumulate", 1)):
+        return False
+    return all(_number(0, LARGEST)(value[name]) for name in _OF_THE_OPTIMIZER if name in value)
 
 
 def _is(kind: type) -> Check:
     return lambda value: isinstance(value, kind)
 
 
+_OF_THE_OPTIMIZER = ("beta1", "beta2", "epsilon", "weight_decay")
 # Name: what it must be, in code and in words.
 _ENTRIES: dict[str, tuple[Check, str]] = {
     "step": (_whole(0, MOST), "a whole number of steps"),
@@ -466,13 +471,13 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "begun": (_whole(0, MOST), "a whole number of steps"),
     "num_steps": (_or_none(_whole(1, MOST)), "a whole number of steps"),
     "ended": (_is(bool), "true or false"),
-    "world_size": (_whole(1, MOST), "a number of processes"),
-    "processes": (_whole(1, MOST), "a number of processes"),
+    "world_size": (_whole(1, MOST_RANKS), f"a number of processes, at most {MOST_RANKS:,}"),
+    "processes": (_whole(1, MOST_RANKS), f"a number of processes, at most {MOST_RANKS:,}"),
     "options": (_options, "an object with options that a run can have"),
-    "scaler": (_is(dict), "an object"),
-    "skips": (_is(dict), "an object"),
+    "scaler": (is_state, "a loss scale that a run can have"),
+    "skips": (are_skips, "two counts of skipped steps, those in a row among all"),
     "guard": (is_history, "a history of losses and gradient norms"),
-    "seed": (_whole(0, _MOST_SEED), "a seed"),
+    "seed": (_whole(0, MOST_SEED), f"a seed, at most {MOST_SEED}"),
     "blocks": (
         _whole(0, _MOST_POSITION),
         f"a position in the data, at most 2^{_MOST_POSITION.bit_length() - 1}",

@@ -10,8 +10,9 @@ import traceback
 from typing import Callable, NoReturn
 
 from base import failures, notify
-from base.errors import RUN_AGAIN, InputError, TrainingError
+from base.errors import RUN_AGAIN, InputError, TrainingError, lack_of_memory
 from base.launchers import launched_rank
+from base.memory import address_limit
 from comm.base import CommunicationError, abort
 from training.stopping import Stopped, leave_at_signals
 
@@ -56,10 +57,12 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
                 2,
                 failures.BAD_OPTION,
             )
+        _fail_for_memory(error)
         said = f"{error.filename or 'a file that is being written'}: {error.strerror}"
         said = said if error.errno in DISK else traceback.format_exc().rstrip()
         _fail(said, 1, failures.kind_of(error))
     except Exception as error:  # a defect of ours or of the libraries: all there is to know about it
+        _fail_for_memory(error)
         if type(error).__name__ == "MXNetError":
             # So a lost rank shows where an average is read; the watchdog knows which, and speaks first.
             _wait(1)
@@ -73,6 +76,20 @@ def _wait(code: int) -> None:
         time.sleep(PATIENCE)
     except KeyboardInterrupt:
         abort(code)
+
+
+def _fail_for_memory(error: BaseException) -> None:
+    """Ends with a line where an error of whatever library is for want of memory."""
+    lacks = lack_of_memory(error)
+    if lacks:
+        limit = address_limit()
+        allowed = "" if limit is None else f", or raise ulimit -v, which allows {limit >> 20:,} MiB"
+        _fail(
+            f"memory does not suffice: {lacks}; take smaller batches, shorter sequences or a smaller "
+            f"model{allowed}",
+            1,
+            failures.FAILED,
+        )
 
 
 def _fail(message: str, code: int, kind: str) -> NoReturn:

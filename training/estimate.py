@@ -15,7 +15,7 @@ from typing import Mapping, NamedTuple, Sequence
 from base import machine
 from base.errors import InputError
 from base.launchers import BYTEPS, LOCAL, announced_sizes, launched_rank, local_size, number_in
-from base.memory import Available, available_memory
+from base.memory import Available, available_memory, check_addresses
 from base.quantities import digits, percent
 from base.tables import Row, Table, terminal
 from bert.configuration import OPERATORS_LIBRARY, BertConfig
@@ -40,7 +40,9 @@ from training.saving import copied_bytes
 
 PROCESS = 272 << 20  # bytes of a process that has imported everything and trains nothing (measured)
 FUSION = 64 << 20  # bytes of Horovod's buffer, at most
+TRANSPORT = 200 << 20  # bytes of addresses that BytePS maps beside what it uses (measured: 250 MiB)
 FAR = 1.5  # times what is there: a run that needs more does not start
+LEAST = 0.9  # of the estimate, which every measured run has needed
 _MIB = 1 << 20
 
 
@@ -115,14 +117,18 @@ def check_memory(
         None: go on. With `show` the exit code: 0, or 2 where it does not fit.
 
     Raises:
-        InputError: it needs `FAR` times what is there.
+        InputError: it needs `FAR` times what is there, or more addresses than a process may have; the latter
+            with `show`, too.
     """
     found = max((estimate(part, backend, environ) for part in parts), key=lambda each: each.of_process)
-    if show:
-        if launched_rank(environ) == 0:
-            print("\n".join(found.lines()), flush=True)
-        return 0 if found.fits else 2
     available = found.available
+    if show and launched_rank(environ) == 0:
+        print("\n".join(found.lines()), flush=True)
+    of_run = 0 if available is None else int(LEAST * (found.of_process - PROCESS))
+    transport = TRANSPORT if backend == BYTEPS and "exchange" in found.parts else 0
+    check_addresses(PROCESS + of_run + transport, found.what)
+    if show:
+        return 0 if found.fits else 2
     if available is not None and found.of_host > FAR * available.bytes:
         greatest = max(found.parts, key=lambda name: found.parts[name])
         several = f"{found.processes} processes need" if found.processes > 1 else "it needs"

@@ -12,11 +12,16 @@ SIGUSR1 means what SIGTERM means: mpirun passes it on to the ranks immediately, 
 leaves them little time. Python runs a handler only between two of its own instructions, and a library can
 wait for minutes, for another rank that tokenizes, say. So a thread ends the process where the main thread has
 not done so GRACE seconds after the signal. Light imports: it is called before anything else.
+
+In steps that thread ends the process at a second SIGTERM, whatever it is doing, for who wants no checkpoint
+any more; within SAME seconds of the first it is another copy of that: `timeout` sends two, and a batch system
+may send one to the ranks beside the launcher's. A second SIGUSR1 is never more than a first.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -29,6 +34,7 @@ GRACE = 3.0  # seconds
 AGAIN = 0.5  # seconds
 PR_SET_PDEATHSIG = 1
 OPEN_MPI = "OMPI_COMM_WORLD_RANK"
+SAME = 2.0  # seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -52,7 +58,8 @@ def end_at_signals() -> None:
 
 def leave_at_signals() -> None:
     """Lets the first signal raise Stopped in the main thread, and further ones do nothing; GRACE seconds
-    after it the process ends, whatever it is doing, unless it takes steps by then."""
+    after it the process ends, whatever it is doing, unless it takes steps by then. From now on a second
+    SIGTERM ends it at once."""
     handler = _Leaving()
     for number in SIGNALS:
         signal.signal(number, handler)
@@ -69,7 +76,8 @@ def leave_at_signals() -> None:
 
 
 class StopRequest:
-    """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once.
+    """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once,
+    a second SIGTERM ends the process (`leave_at_signals`).
 
     `exit_code`: what the wish asks for; None without one.
     """
@@ -126,9 +134,14 @@ class _Failing:
 
 
 def _watch(reader: int) -> None:
-    """Ends the process where a handler that should have does not come to it."""
+    """Ends the process where a handler that should have does not come to it, and at a second SIGTERM."""
+    terminated = math.inf
     while True:
         for number in os.read(reader, 64):
+            if number == signal.SIGTERM:
+                if time.monotonic() > terminated + SAME:
+                    os._exit(code_of(number))
+                terminated = min(terminated, time.monotonic())
             handler = signal.getsignal(number)
             if isinstance(handler, _Failing):
                 handler.act()

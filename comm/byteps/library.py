@@ -11,7 +11,7 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from base.errors import InputError
+from base.errors import InputError, not_loaded
 from comm.base import CommunicationError
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class BytePSLibrary:
         try:
             self._library = importlib.import_module("byteps.mxnet.ops").MXNET_LIB_CTYPES
         except (ImportError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"BytePS for MXNet cannot be loaded ({reason}); run `make setup`") from error
+            raise not_loaded("BytePS for MXNet", error) from error
         self._mx: Any = importlib.import_module("mxnet")
         self._library.byteps_mxnet_declare_tensor.restype = None
         self._callbacks: list[Any] = []

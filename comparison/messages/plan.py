@@ -46,7 +46,7 @@ def parse_message(text: str, dtype: str = "float32") -> Message:
     if text == BERT_BASE:
         elements = [size for part in bert_parts(named_config("bert_12_768_12")) for size in part.gradients]
         return Message(text, tuple(size * ITEM_BYTES[dtype] for size in elements))
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text, re.ASCII)
     if not match:
         raise ValueError(f"{text}: write it like 64KB, 512MB, 200x64KB (units B, KB, MB, GB) or {BERT_BASE}")
     tensors, number, unit = int(match[1] or 1), int(match[2]), match[3]

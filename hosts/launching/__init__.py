@@ -1,6 +1,7 @@
 """A run as processes on hosts, from its plan to its end and its restarts. Standard library only.
 
 parts          processes of a run as data
+limits         processes and open files that this machine allows
 exposure       public addresses at which they listen
 over_mpirun    a run over Horovod: mpirun
 over_byteps    a run over BytePS: scheduler, servers, ranks

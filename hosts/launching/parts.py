@@ -19,6 +19,7 @@ from typing import Mapping, Sequence
 from base import failures
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
+from hosts.hostfile import merged
 from hosts.networks import Network
 
 DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
@@ -176,7 +177,8 @@ def plan_parts(
     run_hosts = announced_hosts(workers)
     parts = []
     server = (python_of(command), *SERVER)
-    hosts = list(dict.fromkeys(host for host, _ in workers))
+    ranks_on = dict(merged(workers))
+    hosts = list(ranks_on)
     if rendezvous is not None:
         # The scheduler's own address is that of the rendezvous.
         parts.append(Part("scheduler", 0, rendezvous.host, server, {"DMLC_ROLE": "scheduler", **shared}))
@@ -184,7 +186,6 @@ def plan_parts(
             host = hosts[index % len(hosts)]
             parts.append(Part("server", index, host, server, variables("server", host)))
     for worker, (host, slots) in enumerate(workers):
-        on_host = sum(count for name, count in workers if name == host)
         for local_rank in range(slots):
             rank = worker * slots + local_rank
             environment = variables(
@@ -194,7 +195,7 @@ def plan_parts(
                 BYTEPS_LOCAL_RANK=local_rank,
                 BYTEPS_LOCAL_SIZE=slots,
                 BYTEPS_GLOBAL_RANK=rank,
-                RANKS_ON_HOST=on_host,
+                RANKS_ON_HOST=ranks_on[host],
                 RUN_HOSTS=run_hosts,
             )
             parts.append(Part(RANK, rank, host, tuple(command), environment))

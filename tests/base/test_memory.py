@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from base.memory import available_memory
+from tests.processes import ROOT, run_command
 
 GIB = 1 << 30
 
@@ -50,3 +52,17 @@ def test_version_1_and_its_number_for_no_limit(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     assert 10 << 20 < available_memory().bytes < 1 << 50
+
+
+def test_what_a_process_may_map_limits_what_it_can_take() -> None:
+    code = """
+from base.memory import address_limit, available_bytes, available_memory
+print(address_limit(), available_bytes(), available_memory().bytes)
+"""
+    command = f'ulimit -v {300 << 10}; exec "$0" -c "$1"'
+    result = run_command(["bash", "-c", command, sys.executable, code], cwd=ROOT).check()
+    limit, left, there = map(int, result.stdout.split())
+    assert limit == 300 << 20 and 200 << 20 < left < 300 << 20 < there
+    result = run_command([sys.executable, "-c", code], cwd=ROOT).check()
+    limit, left, there = result.stdout.split()
+    assert limit == "None" and left != "0"

@@ -25,13 +25,13 @@ import results
 import score as score_pairs
 from base.command_line import OptionParser
 from base.errors import InputError
-from bench import finetune, loader, pipelines, questions, step, tokenize_text
+from bench import finetune, gpu, loader, pipelines, pretraining, questions, startup, step, tokenize_text
 from comparison.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
-from data import convert_npz, embedded, inspect, prepare, train_vocab
+from data import build_corpus, convert_npz, embedded, inspect, prepare, train_vocab
 from data.classification import embedded as embedded_pairs
 from data.questions import cloze, score
-from hosts import launch
+from hosts import check, kubernetes, launch, pod, sagemaker, slurm
 from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, named, shuffled
 from tests.processes import ROOT, run_command
 from training import profile
@@ -93,7 +93,18 @@ COMMANDS: dict[str, Command] = {
     "predict.py": Command(("predict.py",), predict.parse),
     "score.py": Command(("score.py",), score_pairs.parse),
     "results.py": Command(("results.py",), results.parse_options),
-    "hosts/launch.py": Command(("hosts/launch.py",), launch.main),
+    **{
+        f"hosts/{name}.py": Command((f"hosts/{name}.py",), main)
+        for name, main in (
+            ("launch", launch.main),
+            ("slurm", slurm.main),
+            ("kubernetes", kubernetes.main),
+            ("sagemaker", sagemaker.main),
+            ("check", check.main),
+        )
+    },
+    "hosts.pod": Command(("-m", "hosts.pod"), pod.main),
+    "data.build_corpus": Command(("-m", "data.build_corpus"), build_corpus.main),
     "data.prepare": Command(("-m", "data.prepare"), prepare.parse),
     "data.train_vocab": Command(("-m", "data.train_vocab"), train_vocab.main),
     "data.inspect": Command(("-m", "data.inspect"), inspect.main),
@@ -105,7 +116,10 @@ COMMANDS: dict[str, Command] = {
     "training.profile": Command(("-m", "training.profile"), profile.main),
     **{
         f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
-        for module in (step, pipelines, loader, tokenize_text, questions, finetune)
+        for module in (
+            *(step, pipelines, loader, tokenize_text, questions, finetune),
+            *(gpu, pretraining, startup),
+        )
     },
 }
 
@@ -142,14 +156,14 @@ def options_of(command: Command) -> list[argparse.Action]:
 
 
 def bad_values(action: argparse.Action) -> Iterator[str]:
-    """Values that no option of this kind takes."""
-    yield ""
+    """Values that no option of this kind takes. argparse itself drops the second."""
+    yield from ("", "--")
     if action.choices is not None:
         yield "nonsense"
     elif _takes(action, "x"):  # a name or a path
         yield "x" * (LONG if not _takes(action, "x" * LONG) else 70_000)
     else:
-        yield from ("x", "nan", "-inf", "1e999", "9" * 60, "-" + "9" * 60, "0x10", "1;2")
+        yield from ("x", "nan", "-inf", "1e999", "9" * 60, "-" + "9" * 60, "0x10", "1;2", "1_0", "\u0663")
         if not _takes(action, "0.5"):
             yield DIGITS
 

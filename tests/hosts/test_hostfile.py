@@ -1,12 +1,18 @@
-"""Open MPI host files, read by hosts/hostfile.py."""
+"""Open MPI host files, read by hosts/hostfile.py, and the limits of what they list."""
 
 from __future__ import annotations
+
+import os
+import sys
 
 import pytest
 
 from base.errors import InputError
 from hosts.hostfile import read_host_lines, read_hostfile
-from tests.processes import ROOT
+from hosts.launching import limits
+from tests.processes import ROOT, run_command
+
+ENDS = {"launch.py": ["--", sys.executable, "-c", "pass"], "check.py": []}
 
 
 @pytest.mark.parametrize(
@@ -55,3 +61,75 @@ def test_host_files_without_hosts(content, tmp_path):
         path.write_bytes(content)
     with pytest.raises(InputError, match="--hostfile .*hosts: "):
         read_hostfile(str(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "said"),
+    [
+        (("a slots=999999\n", 1), 1, "slots=999999: at most 1,024"),
+        (("a slots=1\n", 100_000), 4097, "more than 4,096 hosts"),
+        (("a slots=1024\n", 65), 65, "66,560 ranks, at most 65,536"),
+        (("# spare: b{} slots=1\n", 100_000), 4098, "more than 4,096 hosts"),
+    ],
+)
+@pytest.mark.parametrize("command", ["launch.py --backend hvd --hostfile", "check.py"])
+def test_more_than_any_cluster_has_is_said_at_once(lines, line, said, command, tmp_path):
+    path, (text, times) = tmp_path / "hosts", lines
+    first = "a slots=1\n" if text.startswith("#") else ""
+    path.write_text(first + "".join(text.format(number) for number in range(times)))
+    script, *words = command.split()
+    before = sum(os.times()[2:4])
+    result = run_command([sys.executable, ROOT / "hosts" / script, *words, path, *ENDS[script]])
+    assert result.returncode == 2 and sum(os.times()[2:4]) - before < 1
+    (shown,) = result.stderr.splitlines()
+    assert f"{path}, line {line}: " in shown and said in shown
+
+
+@pytest.mark.parametrize(
+    ("ulimit", "backend", "slots", "said"),
+    [
+        (
+            "ulimit -n 200",
+            "byteps",
+            41,
+            "41 ranks, 41 of them here, need 205 open files, and 200 are allowed",
+        ),
+        ("ulimit -n 200", "byteps", 40, None),
+        ("ulimit -n 200", "hvd", 67, "67 ranks, 67 of them here, need 201 open files, and 200 are allowed"),
+        ("ulimit -n 200", "hvd", 66, None),
+    ],
+)
+def test_ranks_are_compared_with_the_machines_limits(ulimit, backend, slots, said, tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text(f"127.0.0.1 slots={slots}\n")
+    code = f"""
+from hosts.launching.limits import check_limits
+from base.errors import InputError
+try:
+    check_limits([("127.0.0.1", {slots})], {backend!r}, {str(path)!r})
+except InputError as error:
+    print(error)
+"""
+    result = run_command(
+        ["bash", "-c", f'{ulimit}; exec "$0" -c "$1"', sys.executable, code], cwd=ROOT
+    ).check()
+    assert (said in result.stdout) if said else not result.stdout
+    if said:
+        command = f'{ulimit}; exec "$0" hosts/launch.py --backend {backend} --hostfile "$1" -- "$0" -c pass'
+        launched = run_command(["bash", "-c", command, sys.executable, path], cwd=ROOT)
+        assert launched.returncode == 2 and said in launched.stderr and len(launched.stderr.splitlines()) == 1
+
+
+def test_processes_are_counted_too(tmp_path, monkeypatch):
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "sys/kernel/pid_max").write_text("300\n")
+    monkeypatch.setattr(limits, "PROC", tmp_path)
+    limits.check_limits([("localhost", 150)], "byteps", "F")
+    limits.check_limits([("localhost", 300), ("other", 900)], "hvd", "F")
+    for backend, hosts, shown in (
+        ("byteps", [("localhost", 151)], "151 ranks, 151 of them here, are 302 processes"),
+        ("byteps", [("localhost", 1), ("other", 299)], "300 ranks, 1 of them here, are 301 processes"),
+        ("hvd", [("localhost", 301)], "301 ranks, 301 of them here, are 301 processes"),
+    ):
+        with pytest.raises(InputError, match=f"{shown} of this machine, which allows 300 .kernel.pid_max"):
+            limits.check_limits(hosts, backend, "F")

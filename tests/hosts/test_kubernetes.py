@@ -331,6 +331,11 @@ def test_dollar_signs_reach_the_script_unchanged():
         (["--volume", "runs:/r:rw"], OWN, "--volume: 'runs:/r:rw' is not CLAIM:/PATH"),
         (["--gpu", "gpu"], OWN, "--gpu: 'gpu' is not a resource's name"),
         (["--resource", "efa=x"], OWN, "--resource: 'efa=x' is not NAME=NUMBER"),
+        (["--resource", "rdma/hca=1e400"], OWN, "--resource: '1e400' is not a number with a unit"),
+        *(
+            (["--server_cpus", each], OWN, f"--server_cpus: '{each}' is not a number with a unit")
+            for each in ("1e400", "0", "0.0m", "10000Pi", "9223372036854775808", "1_0", "\u0663")
+        ),
         (["--node", "gpu"], OWN, "--node: 'gpu' is not NAME=VALUE"),
         (["--server_memory", "much"], OWN, "--server_memory: 'much' is not a number with a unit"),
         (["--network", "efa"], OWN, "--network efa: pods have no adapter without --resource"),

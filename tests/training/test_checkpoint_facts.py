@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import threading
 import zipfile
@@ -105,10 +106,31 @@ def test_all_entries_are_accepted(folder: Path) -> None:
         {"files": {"../../x": {"size": 1, "sha256": "0" * 64}}},
         {"options": [1]},
         {"scaler": None},
+        {"scaler": "dynamic"},
+        {"scaler": {}},
+        {"scaler": {"kind": "static"}},
+        *({"scaler": {"kind": "static", "scale": each}} for each in ("1", math.nan, -1.0, 0, 2.0**60, True)),
+        *(
+            {"scaler": {"kind": "dynamic", "scale": each, "good_steps": 0}}
+            for each in ("1", math.nan, math.inf, -1.0, 0.5, 2.0**25, 10**400)
+        ),
+        *(
+            {"scaler": {"kind": "dynamic", "scale": 2.0, "good_steps": each}}
+            for each in (-1, 2000, 1.5, None)
+        ),
+        {"scaler": {"kind": "another", "scale": 1.0}},
         {"skips": 3},
+        {"skips": {}},
+        *(
+            {"skips": {"in_a_row": in_a_row, "total": total}}
+            for in_a_row, total in ((1, 0), (-1, 0), (0, "0"), (0, math.nan), (0, 7), (None, 0), (0, 2**62))
+        ),
         {"seed": -1},
         {"seed": "x"},
         {"seed": 2**80},
+        {"seed": 2**64},
+        {"seed": 2**63},
+        {"seed": 7.0},
         {"begun": 7},
         {"begun": None},
         {"stage": 3},
@@ -117,6 +139,10 @@ def test_all_entries_are_accepted(folder: Path) -> None:
         {"world_size": 0},
         {"processes": 0},
         {"processes": 2**62},
+        {"processes": 1_000_000},
+        {"world_size": 1_000_000},
+        *({"options": {name: "0.9"}} for name in ("beta1", "beta2", "epsilon", "weight_decay")),
+        {"options": {"beta1": None}},
         {"processes": "2"},
         {"processes": None},
         {"options": {"accumulate": None}},
@@ -142,7 +168,25 @@ def test_all_entries_are_accepted(folder: Path) -> None:
 def test_wrong_content_with_the_right_checksum(folder: Path, change: dict[str, Any]) -> None:
     path = folder / "0000006.json"
     signed(path, {**json.loads(path.read_text()), **change})
-    older_is_taken(folder)
+    said = older_is_taken(folder)
+    assert any(name in said for name in (*change, "schedule", "model", "sha256")), said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2**63 - 1},
+        {"scaler": {"kind": "dynamic", "scale": 2.0**24, "good_steps": 1999}},
+        {"skips": {"in_a_row": 6, "total": 6, "another": [1]}},
+        {"processes": 65_536, "world_size": 1},
+        {"options": {"beta1": 0, "epsilon": 1e-6}},
+    ],
+    ids=str,
+)
+def test_what_a_run_can_have_is_taken(folder: Path, change: dict[str, Any]) -> None:
+    path = folder / "0000006.json"
+    signed(path, {**json.loads(path.read_text()), **change})
+    assert newest(folder) == (6, [])
 
 
 @pytest.mark.parametrize(

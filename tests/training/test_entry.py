@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 
+from base.errors import not_loaded
 from tests.processes import ROOT, run_command, run_ranks, until
 from tests.training.small_runs import command
 
@@ -66,3 +68,88 @@ def test_rank_0_tells_what_becomes_of_a_run(tmp_path):
     assert sorted(told(3)) == ["end|0|complete"] * 2 + ["restart||continuing after step 2"]
     assert run("--num_steps", "2", "--resume").returncode == 2
     assert told(4)[-1].startswith("failure|2|error: --num_steps 2: the checkpoint is already at step 3")
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("MemoryError", "MemoryError"),
+        ("RuntimeError('Traceback:\\n  [bt] (1) f\\nstd::bad_alloc')", "std::bad_alloc"),
+        ("OSError('libdnnl.so.3: failed to map segment from shared object')", "libdnnl.so.3: failed to map"),
+        ("ImportError('x.so: cannot allocate memory')", "x.so: cannot allocate memory"),
+        ("OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))", "[Errno 12] Cannot allocate memory"),
+    ],
+)
+def test_a_lack_of_memory_is_one_line_that_says_the_limit(raised, said):
+    script = SCRIPT.replace("raise OSError", f"raise {raised}\n    raise OSError")
+    for limit, shown in (("unlimited", ""), (str(2000 << 10), "raise ulimit -v, which allows 2,000 MiB")):
+        command = f'ulimit -v {limit}; exec "$0" -c "$1"'
+        result = run_command(["bash", "-c", command, sys.executable, script])
+        (line,) = result.stderr.splitlines()
+        assert result.returncode == 1 and line.startswith(f"error: memory does not suffice: {said}"), line
+        assert shown in line and ("ulimit" in line) == bool(shown)
+
+
+def test_another_error_of_a_library_is_a_defect():
+    """The loader's small room for variables of threads is no lack of memory."""
+    for raised in (
+        "ImportError('libgomp.so.1: cannot allocate memory in static TLS block')",
+        "RuntimeError('x')",
+    ):
+        script = SCRIPT.replace("raise OSError", f"raise {raised}\n    raise OSError")
+        result = run_command([sys.executable, "-c", script])
+        assert result.returncode == 1 and "Traceback" in result.stderr
+
+
+# Little memory, for real: from Python's own 150 MB on to where MXNet just so fits.
+SMALL = ["--dummy_data_len", "16", "--model", "bert_1_32_2", "--batch_size", "1", "--num_steps", "2"]
+
+
+def limited(mib: float, words, **environ):
+    command = f'ulimit -c 0; ulimit -v {int(mib * 1024)}; exec "$@"'
+    words = ["bash", "-c", command, "-", sys.executable, *words]
+    return run_command(words, cwd=ROOT, env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": None, **environ})
+
+
+@pytest.mark.parametrize("mib", [200, 400, 500, 800, 1000, 1100, 1300, 1500])
+@pytest.mark.parametrize("script", ["run_pretraining_hvd.py", "run_pretraining_byteps.py"])
+def test_what_cannot_fit_ends_before_mxnet_is_loaded(mib, script, tmp_path):
+    result = limited(mib, [script, *SMALL, "--ckpt_dir", tmp_path / "run"])
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2 and not (tmp_path / "run").exists()
+    assert f"ulimit -v allows {mib:,} MiB" in line and "MALLOC_ARENA_MAX=1" in line and "setup" not in line
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("more", [1, 100])
+def test_what_nearly_fits_runs_or_fails_in_one_line(threads, more, tmp_path):
+    """As much as the check demands is not enough for certain."""
+    least = re.search(r"maps at least ([\d,]+) MiB", limited(500, ["run_pretraining_hvd.py", *SMALL]).stderr)
+    assert least
+    mib = int(least[1].replace(",", "")) + more
+    words = ["run_pretraining_hvd.py", *SMALL, "--ckpt_dir", tmp_path / "run"]
+    result = limited(mib, words, OMP_NUM_THREADS=threads)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert result.returncode in (0, 1) and "Traceback" not in result.stderr, result.describe()
+    assert len(errors) == result.returncode and all("memory does not suffice" in line for line in errors)
+
+
+def test_the_check_refuses_nothing_that_runs(tmp_path):
+    """With a single arena of malloc's a run needs 700 MiB less, and the check knows it."""
+    words = ["run_pretraining_hvd.py", *SMALL, "--ckpt_dir", tmp_path / "run"]
+    result = limited(1400, words, MALLOC_ARENA_MAX="1")
+    assert result.returncode == 0, result.describe()
+
+
+def test_the_estimate_says_it_too():
+    result = limited(800, ["run_pretraining_hvd.py", *SMALL, "--estimate"])
+    assert result.returncode == 2 and "estimated memory of bert_1_32_2" in result.stdout
+    assert "ulimit -v allows 800 MiB" in result.stderr
+
+
+@pytest.mark.parametrize("library", ["horovod", "byteps"])
+def test_a_library_that_cannot_be_mapped_is_not_missing(library):
+    error = not_loaded(library, ImportError("mpi_lib.so: failed to map segment from shared object"))
+    assert "for want of memory (mpi_lib.so: failed to map" in str(error) and "setup" not in str(error)
+    error = not_loaded(library, ImportError(f"No module named '{library}'\nmore"))
+    assert str(error) == f"{library} cannot be loaded (No module named '{library}'); run `make setup`"

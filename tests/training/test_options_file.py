@@ -69,7 +69,6 @@ def test_an_option_is_what_the_command_line_makes_of_its_text(name, write):
         ("lr: '0.5'", "lr", 0.5),
         ("lr: 1", "lr", 1.0),  # an int there
         ("batch_size: 010", "batch_size", 10),  # 8 there
-        ("batch_size: 1_000", "batch_size", 1000),
         ("data: no", "data", "no"),  # false there
         ("data: 2001-01-01", "data", "2001-01-01"),  # a date
         ("data: 12:30", "data", "12:30"),  # 750
@@ -135,6 +134,11 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("lr: true", ["line 1", "--lr", "'true'"]),
         ("lr: [1, 2, 3]", ["--lr", "'1,2,3'"]),
         ("data: x\nnum_steps: 1.5", ["line 2", "--num_steps", "'1.5'"]),
+        ("num_steps: 1_0", ["line 1", "--num_steps", "'1_0'"]),  # 10 in YAML 1.1, and for Python
+        ("lr: 1_0.5", ["line 1", "--lr", "'1_0.5'"]),
+        ("lr: [0.1, 1_0]", ["line 1", "--lr", "'1_0'"]),
+        ("num_steps: \u0661\u0660", ["line 1", "--num_steps"]),  # Arabic digits
+        ("num_steps: --", ["line 1", "--num_steps", "'--'"]),
         ("optimizer: sgd", ["--optimizer", "'sgd'", "lamb"]),
         ("raw: yes", ["raw", "'yes'", "true or false"]),
         ("raw: 'true'", ["raw", "true or false"]),

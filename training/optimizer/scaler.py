@@ -13,6 +13,8 @@ from base.command_line import MOST
 from base.errors import InputError, NotFiniteError
 
 NOT_FINITE = "the gradients were not finite"
+GROWTH_INTERVAL = 2000  # good steps until the dynamic scale is doubled
+FLOOR, CEILING = 1.0, 2.0**24  # between which it stays
 
 
 class LossScaler(Protocol):
@@ -50,6 +52,8 @@ class StaticScaler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Check that `state` is of a run with a constant scale. InputError otherwise."""
         _require_kind(state, "static")
+        if not _is_number(state.get("scale")) or not 0 < state["scale"] <= CEILING:
+            raise InputError(f"the checkpoint's loss scale {state.get('scale')!r} is not possible")
 
 
 class DynamicScaler:
@@ -67,9 +71,9 @@ class DynamicScaler:
         self,
         initial: float = 2.0**16,
         factor: float = 2.0,
-        growth_interval: int = 2000,
-        floor: float = 1.0,
-        ceiling: float = 2.0**24,
+        growth_interval: int = GROWTH_INTERVAL,
+        floor: float = FLOOR,
+        ceiling: float = CEILING,
     ):
         if not 0 < floor <= initial <= ceiling < math.inf:
             raise ValueError(f"need 0 < floor <= initial <= ceiling, not {floor}, {initial}, {ceiling}")
@@ -159,6 +163,27 @@ class SkipCounter:
             raise InputError(f"the checkpoint's counts of skipped steps {dict(state)!r} are not possible")
         self.in_a_row = 0
         self.total = total
+
+
+def is_state(state: Any) -> bool:
+    """Whether a scaler of a run can have had this `state`, a value out of a file."""
+    if not isinstance(state, dict):
+        return False
+    scaler: LossScaler = DynamicScaler() if state.get("kind") == "dynamic" else StaticScaler()
+    try:
+        scaler.restore(state)
+    except InputError:
+        return False
+    return True
+
+
+def are_skips(state: Any) -> bool:
+    """The same of a `SkipCounter`."""
+    try:
+        SkipCounter().restore(state if isinstance(state, dict) else {})
+    except InputError:
+        return False
+    return True
 
 
 def _require_kind(state: Mapping[str, Any], kind: str) -> None:

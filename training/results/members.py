@@ -71,7 +71,7 @@ class Plan:
 def seeds_of(text: str) -> int | tuple[int, ...]:
     """Reads --seeds: how many, or which ones."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) <= 10 for part in parts) or (
+    if not all(part.isascii() and part.isdecimal() and len(part) <= 10 for part in parts) or (
         len(parts) == 1 and int(parts[0]) < 1
     ):
         raise argparse.ArgumentTypeError(

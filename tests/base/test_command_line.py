@@ -1,0 +1,76 @@
+"""Command lines: words that argparse would drop, numbers that Python would read otherwise than people do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+from base.command_line import OptionParser, at_least, finite, positive_int, seconds, split_at_dashes, within
+from base.errors import InputError
+from tests.processes import ROOT, run_command
+
+SHAPES = (
+    {"type": positive_int},
+    {},
+    {"nargs": "?", "const": 7},
+    {"nargs": "+"},
+    {"action": "append"},
+    {"choices": ("a", "b")},
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dashes_are_no_value_of_any_option(shape):
+    parser = OptionParser(allow_abbrev=False)
+    parser.add_argument("--size", **shape)
+    for parse in (parser.parse_args, parser.parse_known_args):
+        with pytest.raises(InputError, match="argument --size: '--' is no value"):
+            parse(["--size=--"])
+    with pytest.raises(InputError, match="--other"):
+        parser.parse_known_args(["--other=--"])  # whoever reads it next
+
+
+def test_dashes_alone_end_the_options():
+    parser = OptionParser(allow_abbrev=False)
+    parser.add_argument("--size", type=positive_int)
+    parser.add_argument("words", nargs="*")
+    found = parser.parse_args(["--size=3", "--", "python", "script", "--seed=--", "--name==--"])
+    assert (found.size, found.words) == (3, ["python", "script", "--seed=--", "--name==--"])
+    assert parser.parse_args(["a=--", "--size=3"]).words == ["a=--"], "a word that is no option"
+    assert split_at_dashes(["a", "--", "b", "--", "c"]) == (["a"], ["b", "--", "c"])
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "option"),
+    [
+        ("run_pretraining_hvd.py", ["--seed=--", "--dummy_data_len", "8"], "--seed"),
+        ("hosts/launch.py", ["--min_hosts=--", "--", "python", "x.py"], "--min_hosts"),
+        ("hosts/slurm.py", ["--time=--", "--", "x.py"], "--time"),
+        ("hosts/kubernetes.py", ["--name=--"], "--name"),
+        ("hparams.py", ["--num_gpus=--"], "--num_gpus"),
+    ],
+)
+def test_commands_say_it_in_one_line(command, words, option):
+    result = run_command([sys.executable, ROOT / command, *words])
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2 and option in line and "'--' is no value" in line
+
+
+@pytest.mark.parametrize("read", [positive_int, at_least(0), within(0, 100), finite, seconds])
+def test_numbers_are_plain_digits(read):
+    assert read("10") == 10 and read("+7") == 7
+    for text in (
+        "1_0",
+        "\u0661\u0660",
+        "\uff11\uff10",
+        "1\u00a00",
+        "\u00b2",
+        "0x10",
+        "1e999",
+        "nan",
+        "infinity",
+    ):
+        with pytest.raises(argparse.ArgumentTypeError):
+            read(text)
