@@ -288,7 +288,7 @@ class TestSkipping:
         assert scaler.scale == 512.0
 
     def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self, good):
-        """Which has nothing to do with it; loss and norm are judged without it."""
+        """The scale has nothing to do with it; loss and norm are judged without it."""
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
         expected = make_step(tiny_network(spread=SPREAD))[0](1, [good], lr=0.01)
         step, optimizer = make_step(network, scaler=scaler)
