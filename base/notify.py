@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
 from base.errors import one_line
 from base.launchers import launched_rank
@@ -39,10 +40,12 @@ def tell(event: str, message: str, code: int | None = None, command: str | None 
     told = {EVENT: event, MESSAGE: one_line(message), CODE: "" if code is None else str(code)}
     words = ["timeout", "-k", "5", str(LIMIT), "/bin/sh", "-c", command]
     standard = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-    inherited = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
-    closed = [(os.POSIX_SPAWN_CLOSE, number) for number in inherited]
-    with contextlib.suppress(OSError):  # without memory or processes there is no command
+    environ = {**os.environ, **told}
+    try:
+        inherited = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+        closed = [(os.POSIX_SPAWN_CLOSE, number) for number in inherited]
         # Not subprocess: before a fork MXNet waits for all that its engine has to do.
-        os.posix_spawnp(
-            words[0], words, {**os.environ, **told}, file_actions=[*standard, *closed], setsid=True
-        )
+        os.posix_spawnp(words[0], words, environ, file_actions=[*standard, *closed], setsid=True)
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            print(f"warning: --notify: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ _OWN_AXES = {"--batch_size": "--batch_sizes", "--dtype": "--dtypes", "--num_step
              "--log_interval": "--log_interval", "--seed": "--seed"}  # fmt: skip
 # Every launch begins anew, in a directory of its own, and does nothing besides training.
 _EXCLUDED = (
-    *("--ckpt_dir", "--ckpt_interval", "--keep_checkpoints", "--resume", "--start_step"),
+    *("--ckpt_dir", "--ckpt_interval", "--keep_checkpoints", "--keep_interval", "--resume", "--start_step"),
     *("--data_eval", "--eval_use_npz", "--batch_size_eval", "--profile", "--progress", "--verbose"),
 )
 # Losses that move at once show a wrong gradient sooner; so small a batch is not in the paper's table.

@@ -39,6 +39,12 @@ def test_one_that_fails_says_nothing(command, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_one_that_cannot_be_started_is_a_warning(monkeypatch, capfd):
+    monkeypatch.setenv("PATH", "/not/there")
+    notify.tell(notify.END, "complete", 0, "true")
+    assert capfd.readouterr().err == "warning: --notify: timeout: No such file or directory\n"
+
+
 def test_one_that_hangs_is_not_waited_for_and_is_killed(own, monkeypatch):
     monkeypatch.setattr(notify, "LIMIT", 1)
     begun = time.process_time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +14,7 @@ from bert.model import trained
 from bert.operators import load_operators
 from comm.local import LocalCommunicator
 from tests.training.tiny import (
+    TASK,
     gradients,
     joined,
     make_step,
@@ -284,6 +286,22 @@ class TestSkipping:
         assert not result.applied and result.keep_going and math.isfinite(result.grad_norm)
         assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
         assert scaler.scale == 512.0
+
+    def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self, good):
+        """The scale has nothing to do with it; loss and norm are judged without it."""
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        expected = make_step(tiny_network(spread=SPREAD))[0](1, [good], lr=0.01)
+        step, optimizer = make_step(network, scaler=scaler)
+        judged, before, states = [], weights(network), state_arrays(optimizer)
+        step._settings = replace(step._settings, off=lambda *values: judged.append(values) or "it is off")
+        result = step(1, [good], lr=0.01)
+        assert not result.applied and result.skipped == "it is off" and scaler.scale == 1024.0
+        assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
+        assert judged == [(result.loss, result.grad_norm)]
+        assert judged[0] == pytest.approx((expected.loss, expected.grad_norm), rel=1e-5)
+        sums, counts = result.sums.asnumpy(), TASK.count([good])
+        loss = sums[TASK.sums.index(TASK.judged[0])] / counts[TASK.denominators.index(TASK.judged[1])]
+        assert result.loss == pytest.approx(loss, rel=1e-6)
 
     def test_all_ranks_stop_together_after_the_step(self, good):
         """The step of a rank that was told nothing is made, and then it stops with the others."""
