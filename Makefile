@@ -24,8 +24,9 @@ TYPED := base comm setup hosts data bert tasks training bench comparison $(wildc
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
 NP ?= 2
 # For two processes Open MPI would bind each to one core. Where processes are as many as cores, one that waits for
-# the others must not keep a core from them: by default Open MPI spins.
-MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none -mca mpi_yield_when_idle 1
+# the others must not keep a core from them: by default Open MPI spins. After Ctrl-C they have 5 s to save, not 1.
+MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none -mca mpi_yield_when_idle 1 \
+	-mca odls_base_sigkill_timeout 5
 
 # Two workers of one rank each, a server and a scheduler.
 BYTEPS := $(PY) hosts/launch.py --backend byteps --hostfile hosts/2x_local --

@@ -24,7 +24,7 @@ import numpy as np
 from base.command_line import OptionParser, count, path_name, path_names, positive_int, whole
 from base.errors import InputError
 from base.files import replacing
-from base.memory import check_addresses
+from base.memory import ARENAS, LOADED, check_addresses
 from base.options import add_options, flag, option, options_in, taken
 from base.progress import Printed
 from base.threads import set_threads
@@ -36,7 +36,6 @@ from data.text.examples import masked_examples
 from data.tokenizing.tokenizer import TokenizerSettings, encode_marked
 from data.tokenizing.vocab import Vocabulary
 from training.entry import exit_code
-from training.estimate import PROCESS
 from training.pretrained_options import (
     PretrainedConfig,
     add_pretrained_options,
@@ -415,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     config = parse(arguments)
     weights, vocabulary, asked = prepare(config)
-    check_addresses(PROCESS, "MXNet")
+    check_addresses(LOADED, ARENAS, "MXNet")
     set_threads()  # before mxnet is imported below
     for note in weights.notes:
         print(f"note: {note}", file=sys.stderr)

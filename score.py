@@ -23,7 +23,7 @@ import numpy as np
 from base.command_line import OptionParser, path_name, path_names, whole
 from base.errors import InputError
 from base.files import replacing
-from base.memory import check_addresses
+from base.memory import ARENAS, LOADED, check_addresses
 from base.options import add_options, option, options_in, taken
 from base.progress import Printed
 from base.tables import EMPTY, Row, Table, terminal
@@ -38,7 +38,6 @@ from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
 from data.tokenizing.wordpiece import lists_of
 from training.entry import exit_code
-from training.estimate import PROCESS
 from training.pretrained_options import (
     PretrainedConfig,
     add_pretrained_options,
@@ -282,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     config = parse(arguments)
     weights, vocabulary, judged = prepare(config)
-    check_addresses(PROCESS, "MXNet")
+    check_addresses(LOADED, ARENAS, "MXNet")
     set_threads()  # before mxnet is imported below
     for note in weights.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -13,9 +13,9 @@ from base.errors import InputError
 
 RESIDENT, ADDRESS_SPACE = "VmHWM", "VmPeak"  # sizes of a process, by their names in /proc
 _UNLIMITED = 1 << 60  # version 1 writes no limit as a number close to 2^63
-# Addresses that a process with MXNet maps and does not use, at least. Measured, from the peak of a run's
-# addresses and its estimate: 720 MiB of libraries and stacks, and 700 more for malloc's arenas of 7 threads.
-MAPPED, ARENAS = 680 << 20, 600 << 20
+# Bytes of addresses that a process with MXNet maps, at least, and beside them those of malloc's arenas, where
+# MALLOC_ARENA_MAX is not set. Measured with predict.py and one thread: 956 and 262 MiB.
+LOADED, ARENAS = 850 << 20, 250 << 20
 
 
 class Available(NamedTuple):
@@ -47,21 +47,22 @@ def address_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def check_addresses(used: int, what: str) -> None:
-    """Raises InputError where a process that uses so many bytes would certainly map more than it may. To be
-    called before MXNet is loaded, which ends in a segmentation fault where it cannot map its parts.
+def check_addresses(least: int, arenas: int, what: str) -> None:
+    """Raises InputError where a process would certainly map more than it may. To be called before MXNet is
+    loaded, which ends in a segmentation fault where it cannot map its parts.
 
     Args:
-        what: what uses them, for the message.
+        least: bytes that it maps in any case. arenas: those in malloc's arenas, at least.
+        what: what maps them, for the message.
     """
     limit = address_limit()
-    arenas = 0 if os.environ.get("MALLOC_ARENA_MAX") else ARENAS
-    if limit is None or used + MAPPED + arenas <= limit:
+    arenas = 0 if os.environ.get("MALLOC_ARENA_MAX") else arenas
+    if limit is None or least + arenas <= limit:
         return
-    hint = "; MALLOC_ARENA_MAX=1 in the environment saves about 700 MiB" if arenas else ""
+    hint = f"; MALLOC_ARENA_MAX=1 in the environment saves {arenas >> 20:,} MiB" if arenas else ""
     raise InputError(
-        f"{what}: a process maps at least {(used + MAPPED + arenas) >> 20:,} MiB of addresses, and ulimit -v "
-        f"allows {limit >> 20:,} MiB; raise that limit{hint}"
+        f"{what}: a process maps at least {(least + arenas) >> 20:,} MiB of addresses, and ulimit -v allows "
+        f"{limit >> 20:,} MiB; raise that limit{hint}"
     )
 
 
