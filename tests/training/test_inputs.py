@@ -21,6 +21,7 @@ from tests.data.instance_files import build_instances
 from tests.data.token_stores import build_store
 from training import checkpoint
 from training.inputs import check_inputs
+from training.optimizer.scaler import SkipCounter, StaticScaler
 from training.options import parse_options, run_config
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]  # 20 tokens
@@ -360,7 +361,13 @@ class TestCheckpoints:
     def save(self, step: int = 5, **facts: Any) -> None:
         vocabulary = load_vocab("vocab.txt")
         made_with = {"model": MODEL, "vocab_size": 20, "vocab_sha256": vocabulary.sha256, **facts}
-        made_with = {"options": {}, "scaler": {}, "skips": {}, "blocks": 0, **made_with}
+        made_with = {
+            "options": {},
+            "scaler": StaticScaler().state(),
+            "skips": SkipCounter().state(),
+            "blocks": 0,
+            **made_with,
+        }
         ones = {"word_embed.0.weight": np.ones((20, 16), np.float32)}
         checkpoint.save("ckpt", step, ones, {"t": np.array(step)}, made_with)
 
