@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -57,8 +58,9 @@ NETWORK = ROOT / "comparison" / "emulation" / "network.py"
 YIELD = ROOT / "comparison" / "emulation" / "yield.c"
 PATIENCE = 60.0  # seconds for the start of the ranks, and for busy machines
 # Shares of a step in which a thread may be ready to run and have no processor, and of all processors' time
-# that the emulation may take. More is no longer the network's time: the setting has no figures.
+# that the emulation may take. More is no longer the network's time: the step does not count.
 MOST_WAITED, MOST_TAKEN = 0.25, 0.75
+LEAST_COUNTED = 2  # steps of a launch; where fewer count, the processors do not carry the setting
 
 
 class Turn(NamedTuple):
@@ -190,9 +192,10 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
     def _replayed(self, turn: Turn) -> dict[str, Any]:
         """Makes the launch. Returns, JSON-able:
 
-        - `steps`: seconds of each step in the emulation, the slowest rank's; `first_s`: of the first
-        - `cpu_share`: of all processors' time during the steps; `waited_share`: of the steps, of the thread
-          that waited most for a processor; `link_bytes`: a step's median on the busiest link
+        - `steps`: seconds of each step in the emulation, the slowest rank's, but for the first (`first_s`)
+          and those that the processors did not carry, of which there were `left_out`
+        - medians of these steps: `cpu_share` of all processors' time, `waited_share` of the thread that
+          waited most for a processor, `link_bytes` through the busiest link
         - `trouble`: why there are no figures, or None; `failed`: the backend is to blame
         - `command`, `seconds`, `begun`, `others`
         """
@@ -256,26 +259,36 @@ def measured(directory: Path, ranks: int) -> dict[str, Any]:
         lines = read_json_lines(str(path)) if path.exists() else []
         said.append([each for each in lines if "step" in each])
     rounds = list(zip(*said))
-    timed = rounds[1:]
-    found: dict[str, Any] = {"trouble": None, "failed": False, "first_s": None}
-    found["steps"] = [max(each["seconds"] for each in steps) for steps in timed]
+    found: dict[str, Any] = {"trouble": None, "failed": False, "steps": []}
     for number, steps in enumerate(rounds):
         wrong = [f"rank {rank}: {each['wrong']}" for rank, each in enumerate(steps) if each["wrong"]]
         if not wrong and len({each["bits"] for each in steps}) > 1:
             wrong = ["the ranks have different bits"]
         if wrong:
             return {**found, "trouble": f"wrong: step {number}, {wrong[0]}", "failed": True}
-    if not timed:
+    if len(rounds) < 2:
         return {**found, "trouble": "failed: the ranks took no step", "failed": True}
-    loads = [steps[0] for steps in timed]
-    total = sum(each["seconds"] for each in loads)
-    found["first_s"] = max(each["seconds"] for each in rounds[0])
-    found["cpu_share"] = sum(each["cpu_s"] for each in loads) / total / (os.cpu_count() or 1)
-    found["waited_share"] = sum(each["waited_s"] for each in loads) / total
-    found["link_bytes"] = sorted(each["link_bytes"] for each in loads)[len(loads) // 2]
-    if found["waited_share"] > MOST_WAITED or found["cpu_share"] > MOST_TAKEN:
+    cores = os.cpu_count() or 1
+    steps_s = [max(each["seconds"] for each in steps) for steps in rounds[1:]]
+    loads = [steps[0] for steps in rounds[1:]]
+    waited = [each["waited_s"] / each["seconds"] for each in loads]
+    taken = [each["cpu_s"] / each["seconds"] / cores for each in loads]
+    counted = [
+        step for step, _ in enumerate(loads) if waited[step] <= MOST_WAITED and taken[step] <= MOST_TAKEN
+    ]
+    if len(counted) < LEAST_COUNTED:
         found["trouble"] = (
-            f"the processors do not carry it: a thread waited for one {found['waited_share']:.0%} of the"
-            f" time, the emulation took {found['cpu_share']:.0%} of them; slow it down (--scale, --rates)"
+            f"the processors do not carry it: a thread waited for one {statistics.median(waited):.0%} of a"
+            f" step, the emulation took {statistics.median(taken):.0%} of them; a larger --scale or lower"
+            " --rates slow it down"
         )
-    return found
+    chosen = counted if not found["trouble"] else range(len(loads))
+    return {
+        **found,
+        "steps": [steps_s[step] for step in chosen],
+        "left_out": len(loads) - len(counted),
+        "first_s": max(each["seconds"] for each in rounds[0]),
+        "cpu_share": statistics.median(taken[step] for step in chosen),
+        "waited_share": statistics.median(waited[step] for step in chosen),
+        "link_bytes": statistics.median(loads[step]["link_bytes"] for step in chosen),
+    }

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from comm.base import Communicator
 
-SECONDS, LEAST_STEPS, MOST_STEPS = 5.0, 3, 20  # of a launch, after a first step that is kept apart
+SECONDS, LEAST_STEPS, MOST_STEPS = 5.0, 4, 20  # of a launch, after a first step that is kept apart
 EXACT = ("none", "fp16")  # compressions under which the values that are sent arrive unchanged
 
 

@@ -39,7 +39,8 @@ DEFINITIONS = """\
   scale; "to formula" is that to the bytes by which the projection computes.
 - "processors" is the share of all processors' time that the emulation took during the steps, "waited" the
   share of a step in which its most delayed thread was ready to run and had no processor. Above 75 or 25% a
-  setting has no figure. MPI's ranks pause for 0.1 ms where they would poll."""
+  step does not count; a setting with a launch of which fewer than two count has no figure. MPI's ranks pause
+  for 0.1 ms where they would poll."""
 
 
 class Figures(NamedTuple):

@@ -208,7 +208,8 @@ def rank_files(directory, **changes):
         for step in range(4):
             line = {"step": step, "seconds": 0.5 + 0.01 * rank, "wrong": None, "bits": 7}
             load = {"cpu_s": 0.05, "waited_s": 0.01, "link_bytes": 1000} if rank == 0 else {}
-            lines.append({**line, **load, **(changes if (rank, step) == (changes.get("rank", 1), 2) else {})})
+            changed = rank == changes.get("rank", 1) and step >= changes.get("step", 2)
+            lines.append({**line, **load, **({**changes, "step": step} if changed else {})})
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (directory / f"rank-{rank}.jsonl").write_text(text)
 
@@ -223,6 +224,9 @@ def test_what_ranks_leave(tmp_path):
     assert found["failed"] and found["trouble"] == "wrong: step 2, rank 1: element 3 is 1 instead of 2"
     rank_files(tmp_path, bits=8)
     assert measured(tmp_path, 2)["trouble"] == "wrong: step 2, the ranks have different bits"
+    rank_files(tmp_path, rank=0, step=3, waited_s=1.6 * MOST_WAITED)
+    found = measured(tmp_path, 2)
+    assert found["trouble"] is None and len(found["steps"]) == 2 and found["left_out"] == 1
     rank_files(tmp_path, rank=0, waited_s=1.6 * MOST_WAITED)
     found = measured(tmp_path, 2)
     assert (
