@@ -205,7 +205,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         directory.mkdir(parents=True)
         os.link(self.store.directory / "yield.so", directory / "yield.so")
         backend = options.backends[setting.backend]
-        layout = layout_of(setting, backend, self.cluster, self.scale, environment(backend), directory)
+        layout = layout_of(setting, backend, self.cluster, self.scale, directory)
         projected = self.projected(setting)
         step_s = self.scale.times * (projected.step_s if projected else 60.0)
         limit = max(options.time_limit, PATIENCE + 3 * MOST_STEPS * step_s)

@@ -50,7 +50,8 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 
 
 class Process(NamedTuple):
-    """A process on a host. `main`: the run ends with the last of these; the others are ended then."""
+    """A process on a host. `environ`: variables beside those of this program. `main`: the run ends with the
+    last of these; the others are ended then."""
 
     host: int
     command: Sequence[str]
@@ -152,9 +153,9 @@ class _Cluster:
         """Starts the processes and waits for them. `gone`: becomes readable when the program has ended."""
         processes: dict[int, Process] = {}
         kept = []  # a Popen that is let go of reaps its process itself
+        path = {"PATH": f"{PRIVATE}/bin:{os.environ.get('PATH', os.defpath)}"}  # with the remote shell
         for each in self._layout.processes:
-            words = [*self._enter[each.host], *each.command]
-            environ = {**each.environ, "PATH": f"{PRIVATE}/bin:{each.environ.get('PATH', os.defpath)}"}
+            words, environ = [*self._enter[each.host], *each.command], {**os.environ, **path, **each.environ}
             kept.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environ))
             processes[kept[-1].pid] = each
         wakeup, alarm = os.pipe()

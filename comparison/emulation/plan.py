@@ -288,26 +288,17 @@ def replay_of(
     }
 
 
-def layout_of(
-    setting: Setting,
-    backend: Backend,
-    cluster: Cluster,
-    scale: Scale,
-    environ: Mapping[str, str],
-    directory: Path,
-) -> Layout:
+def layout_of(setting: Setting, backend: Backend, cluster: Cluster, scale: Scale, directory: Path) -> Layout:
     """Hosts, links and processes of a launch.
 
     Args:
         cluster: as in the projection.
-        environ: all variables of the processes, but for those that the setting needs.
         directory: of the ranks' plan, `plan.json`, and of what they write; and of `yield.so`.
     """
     count, own = setting.group.hosts, setting.num_servers
     addresses = [address(each) for each in range(count + (own if setting.placement != COLOCATED else 0))]
     rank = [sys.executable, str(RANK), str(directory / "plan.json"), str(directory)]
     environ = {
-        **environ,
         **AS_ROOT,
         "OMP_NUM_THREADS": "1",
         "MXNET_CPU_WORKER_NTHREADS": "2",  # one sleeps in place of computing, one packs
@@ -325,7 +316,7 @@ def layout_of(
         words = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(count)]
         words += ["--network-interfaces", INTERFACE, "-H", ",".join(f"{each}:1" for each in addresses)]
         processes = [Process(0, (*words, *rank), environ)]
-    else:
+    else:  # all variables reach the other hosts: the remote shell is a child of mpirun
         environ["LD_PRELOAD"] = str(directory / "yield.so")
         words = ["mpirun", "-np", str(count), "--host", ",".join(f"{each}:1" for each in addresses)]
         words += ["--bind-to", "none", "-mca", "mpi_yield_when_idle", "1", "-mca", "pml", "ob1"]
@@ -333,10 +324,7 @@ def layout_of(
         # direction have to wait, so that ranks send and receive in turn: the ring takes twice its time.
         words += ["-mca", "btl", "tcp,self", "-mca", "btl_tcp_flags", "1"]
         words += ["-mca", "btl_tcp_if_include", INTERFACE, "-mca", "oob_tcp_if_include", INTERFACE]
-        for name in sorted(environ):
-            if name.startswith(("HOROVOD_", "MXNET_", "OMP_")) or name in ("PATH", "PYTHONPATH", "TMPDIR"):
-                words += ["-x", name]
-        processes = [Process(0, (*words, "-x", "LD_PRELOAD", *rank), environ)]
+        processes = [Process(0, (*words, *rank), environ)]
     return Layout(len(addresses), scale.bits_per_s(setting.group.gbps), processes)
 
 
