@@ -1,5 +1,7 @@
-"""compare.py --emulate: real backends between hosts that are network namespaces of this machine, each behind
-a link of a given rate; computing is replaced by sleep.
+"""compare.py --emulate: real backends between emulated hosts.
+
+The hosts are network namespaces of this machine, each behind a link of a given rate; ranks sleep in place of
+computing.
 
 plan     settings, the scale, and the processes of a launch
 network  the hosts and their links, of which nothing remains

@@ -30,6 +30,8 @@ from comparison.backends import ROOT, environment
 from comparison.campaign import Campaign, Said, Store, versions, what_counts
 from comparison.emulation import network
 from comparison.emulation.plan import (
+    MOST_STEPS,
+    TRACE,
     Group,
     OfEmulation,
     Scale,
@@ -40,7 +42,6 @@ from comparison.emulation.plan import (
     replay_of,
     traced_workload,
 )
-from comparison.emulation.rank import MOST_STEPS
 from comparison.emulation.report import report_of
 from comparison.launch import launch, reason_of_exit
 from comparison.messages.plan import PROCESS_BYTES, UNITS
@@ -106,13 +107,16 @@ def _workloads(options: EmulationOptions) -> dict[tuple[str, str, int], Workload
         key = _key(group)
         if key in found:
             continue
-        if options.trace is None and not group.work[:1].isdigit() and group.work != "bert-base":
-            parse_model(group.work)
+        if group.work.startswith("bert_"):
+            try:
+                parse_model(group.work)
+            except InputError as error:
+                raise InputError(f"--work {str(error).partition(' ')[2]}") from error
             projection = replace(options.projection, model=group.work, gpus=[1], accumulate=group.accumulate)
             found[key] = plan_of(replace(projection, gradient_dtype=group.dtype)).workload
         elif group.accumulate > 1:
             raise InputError(f"--accumulations {group.accumulate}: {group.work} is one exchange of gradients")
-        elif options.trace is not None:
+        elif group.work == TRACE and options.trace is not None:
             found[key] = traced_workload(options.trace, group.dtype)
         else:
             try:
@@ -169,7 +173,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         )
 
     def projected(self, setting: Setting) -> Projection | None:
-        """What the projection says; None for a compression that it does not know."""
+        """Time and bytes by the projection; None for a compression that it does not know."""
         group, workload = setting.group, self.workloads[_key(setting.group)]
         if group.compression not in ("none", "fp16"):
             return None
@@ -252,7 +256,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
 
 
 def measured(directory: Path, ranks: int) -> dict[str, Any]:
-    """What the ranks of a launch have left; for the keys see `Emulation._replayed`."""
+    """Figures of what the ranks of a launch have left; for the keys see `Emulation._replayed`."""
     said = []
     for rank in range(ranks):
         path = directory / f"rank-{rank}.jsonl"

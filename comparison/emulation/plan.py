@@ -27,7 +27,6 @@ from bert.configuration import recorded_config
 from comm.options import COMPRESSIONS
 from comparison.backends import BYTEPS, HOROVODRUN, ROOT, Backend
 from comparison.emulation.network import INTERFACE, PAYLOAD, PRIVATE, Layout, Process, address
-from comparison.emulation.rank import EXACT
 from comparison.messages.plan import ITEM_BYTES, parse_message
 from comparison.projection.clusters import Cluster
 from comparison.projection.model import COLOCATED, MIXED, PLACEMENTS, BytePS, FlatRing, Strategy
@@ -39,7 +38,10 @@ from training.profiling.trace import read_trace
 
 RANK = ROOT / "comparison" / "emulation" / "rank.py"
 MOST_HOSTS = 64
+TRACE = "trace"  # the work of a setting that replays one
 PAGE = 4096  # bytes to which BytePS rounds its partitions up
+EXACT = ("none", "fp16")  # compressions under which the values that are sent arrive unchanged
+SECONDS, LEAST_STEPS, MOST_STEPS = 5.0, 4, 20  # of a launch, after a first step that is kept apart
 BUCKET_MB = 1.0  # --bucket_mb's default, which is scaled
 PORT = 9091  # of BytePS's scheduler; no other program uses the network of the emulated hosts
 _SERVERS = re.compile(rf"({'|'.join(PLACEMENTS)}):(?:(\d*)n(?:/(\d+))?|(\d+))")
@@ -88,7 +90,8 @@ class OfEmulation:
 
 
 class Group(NamedTuple):
-    """Settings that exchange the same: they differ in the backend and its servers only."""
+    """Settings that exchange the same: they differ in the backend and its servers only. `work`: as in --work,
+    or TRACE."""
 
     hosts: int
     gbps: float
@@ -184,7 +187,7 @@ def settings_of(options: OfEmulation, backends: Mapping[str, Backend]) -> list[S
             raise InputError(f"--backends {key}: --emulate takes hvd_mpi, hvd_gloo, byteps")
     groups = [
         Group(count, gbps, work, dtype, accumulate, compression)
-        for work in (options.work if options.trace is None else [options.trace])
+        for work in (options.work if options.trace is None else [TRACE])
         for dtype in options.gradient_dtypes
         for accumulate in options.accumulations
         for compression in options.compressions
@@ -279,8 +282,12 @@ def replay_of(
             "compression_k": None,
             "error_feedback": False,
         },
+        "exact": setting.group.compression in EXACT,
         "ranks": setting.group.hosts,
         "seed": seed,
+        "seconds": SECONDS,
+        "least_steps": LEAST_STEPS,
+        "most_steps": MOST_STEPS,
         "elements": [max(1, round(each.nbytes / workload.gradient_bytes / scale.sizes)) for each in messages],
         "ready_s": [each.ready_s * scale.times for each in messages],
         "computed_s": workload.backward_ends_s * scale.times,

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
     from comm.base import Communicator
 
-SECONDS, LEAST_STEPS, MOST_STEPS = 5.0, 4, 20  # of a launch, after a first step that is kept apart
-EXACT = ("none", "fp16")  # compressions under which the values that are sent arrive unchanged
-
 
 class Sleeper:
     """Operators of MXNet's engine that sleep in place of computing."""
@@ -99,8 +96,8 @@ class Load(NamedTuple):
     ports: Mapping[str, tuple[int, int]]
 
     def since(self, before: Load) -> dict[str, float]:
-        """What was added: `cpu_s` of all, `waited_s` of the thread that waited most, `link_bytes` in one
-        direction of the busiest link."""
+        """Counts of the time in between: `cpu_s` of all, `waited_s` of the thread that waited most, and
+        `link_bytes` in one direction of the busiest link."""
         new = [
             (run - before.threads.get(name, (0.0, 0.0))[0], wait - before.threads.get(name, (0.0, 0.0))[1])
             for name, (run, wait) in self.threads.items()
@@ -136,7 +133,7 @@ def read_load() -> Load:
 
 
 def run(plan_path: str, directory: str) -> int:
-    """Replays steps until `SECONDS` have passed."""
+    """Replays steps until the plan's seconds have passed."""
     with open(plan_path, encoding="utf-8") as file:
         plan: Mapping[str, Any] = json.load(file)
     set_threads()  # before mxnet is imported
@@ -146,9 +143,8 @@ def run(plan_path: str, directory: str) -> int:
     from comm.options import communication_config
 
     comm = open_communicator(plan["backend"], communication_config(Namespace(**plan["communication"])))
-    kind = plan["communication"]["compression"]
-    exact = kind in EXACT
-    values = KnownValues("float16" if kind == "fp16" else plan["dtype"], plan["ranks"], plan["seed"])
+    half = plan["communication"]["compression"] == "fp16"
+    values = KnownValues("float16" if half else plan["dtype"], plan["ranks"], plan["seed"])
     message = Message(mx.cpu(), plan["dtype"], plan["elements"], values)
     sleeper = Sleeper()
     with open(os.path.join(directory, f"rank-{comm.rank}.jsonl"), "w", encoding="utf-8") as output:
@@ -170,13 +166,13 @@ def run(plan_path: str, directory: str) -> int:
             load = read_load().since(before) if before else {}
             comm.barrier()
             sleeper.forget()
-            wrong = message.first_wrong(turn) if exact else None
+            wrong = message.first_wrong(turn) if plan["exact"] else None
             bits = 0
             for array in message.arrays:
                 bits = zlib.crc32(array.asnumpy().tobytes(), bits)
             note(step=turn, seconds=seconds, wrong=wrong, bits=bits, **load)
-            end = end or time.monotonic() + SECONDS
-            done = turn >= MOST_STEPS or (turn >= LEAST_STEPS and time.monotonic() >= end)
+            end = end or time.monotonic() + plan["seconds"]
+            done = turn >= plan["most_steps"] or (turn >= plan["least_steps"] and time.monotonic() >= end)
             right, go_on = comm.all_agree([wrong is None, not done])
             go_on = right and go_on
             turn += 1

@@ -19,7 +19,7 @@ from base import machine
 from base.errors import InputError
 from comparison.backends import BACKENDS
 from comparison.emulation import network
-from comparison.emulation.command import MOST_TAKEN, MOST_WAITED, measured
+from comparison.emulation.command import MOST_TAKEN, MOST_WAITED, emulate, measured
 from comparison.emulation.network import PAYLOAD, Layout, Process, address
 from comparison.emulation.plan import (
     Group,
@@ -95,6 +95,23 @@ def test_bad_options(words, said):
     with pytest.raises(InputError) as error:
         options_of(*words)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--work", "foo"], "--work foo: write it like 64KB"),
+        (["--work", "bert_base"], "--work bert_base: use bert_12_768_12"),
+        (["--work", "1MB", "--accumulations", "2"], "--accumulations 2: 1MB is one exchange of gradients"),
+        (["--trace", "/nowhere"], "/nowhere: cannot be read"),
+        (["--work", "bert_2_128_2", "--cluster", "university"], "float16: no speed of a GPU is known"),
+    ],
+)
+def test_bad_work_is_said_before_anything_starts(monkeypatch, tmp_path, words, said):
+    monkeypatch.setattr(network, "lacking", None)
+    with pytest.raises(InputError, match=said):
+        emulate(options_of(*words, "--output", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_options_of_an_emulation_are_for_it_alone():
