@@ -7,6 +7,7 @@
         --max_seq_length 128 --use_avg_len --batch_sizes 2048 4096 --hostfile hosts/4x_p3dn -- --dropout 0
     python compare.py --comm_only                  communication alone: start-up, 4 KB to 512 MB
     python compare.py --project                    throughput on 1 to 1024 GPUs, predicted
+    python compare.py --emulate                    real exchanges between hosts emulated on this machine
 
 Every combination of backend, number of workers, dtype and batch size is launched --repeats times, in turns.
 The results are compared before the times (losses, gradient norms, learning rates, tokens, final parameters):

@@ -13,4 +13,5 @@ report       the files of a report, and its text for the terminal
 runs/        the comparison of training runs
 messages/    the parts of --comm_only
 projection/  the parts of --project
+emulation/   the parts of --emulate
 """

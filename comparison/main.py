@@ -7,8 +7,9 @@ from types import FrameType
 from typing import Mapping, Sequence
 
 from comparison.backends import BACKENDS, Backend
+from comparison.emulation.command import emulate
 from comparison.messages.command import compare_messages
-from comparison.options import MessagesOptions, ProjectionOptions, parse_options
+from comparison.options import EmulationOptions, MessagesOptions, ProjectionOptions, parse_options
 from comparison.projection.command import project
 from comparison.runs.command import compare_runs
 
@@ -33,6 +34,8 @@ def main(
     try:
         if isinstance(options, ProjectionOptions):
             return project(options)
+        if isinstance(options, EmulationOptions):
+            return emulate(options)
         if isinstance(options, MessagesOptions):
             return compare_messages(options)
         return compare_runs(options)

@@ -30,6 +30,9 @@ from base.errors import InputError
 from base.options import add_options, flag, option, options_in, taken
 from bert.configuration import MOST_LAYERS, parse_model
 from comparison.backends import BACKENDS, BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
+from comparison.emulation.plan import OfEmulation
+from comparison.emulation.plan import Setting as EmulatedSetting
+from comparison.emulation.plan import settings_of as emulated_settings
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Cell, Message, parse_messages
 from comparison.projection.clusters import CLUSTERS
 from comparison.projection.model import COLOCATED, PLACEMENTS, STRATEGIES
@@ -43,7 +46,7 @@ from training.options import expand_options
 from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 
-OUTPUT, PROJECTION_OUTPUT = "runs/comparison", "runs/projection"
+OUTPUT, PROJECTION_OUTPUT, EMULATION_OUTPUT = "runs/comparison", "runs/projection", "runs/emulation"
 DTYPES = ("float32", "bfloat16", "float16")
 PROFILES = 3  # the median of so many leaves one out that has stalled
 # The small model of `make pretrain`, for the embedded text.
@@ -128,6 +131,11 @@ class Measurement:
     no_profile: bool = flag("no profiled launches, no breakdown of the step")
     retry_failed: bool = flag("repeat launches that failed in an earlier call")
 
+    def warn_of_few_repeats(self) -> None:
+        if self.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
+
 
 @dataclass(frozen=True)
 class Output:
@@ -151,6 +159,7 @@ class _Mode:
 
     comm_only: bool = flag("communication alone, by message size")
     project: bool = flag("predict throughput and efficiency on up to 1024 GPUs")
+    emulate: bool = flag("real exchanges between hosts with slow links, emulated on this machine; needs root")
 
 
 @dataclass(frozen=True)
@@ -193,11 +202,6 @@ class CampaignOptions(Axes, Trained, Measurement, Output):
     def titles(self) -> dict[str, str]:
         """Key of a backend -> its name for people."""
         return {key: backend.title for key, backend in self.backends.items()}
-
-    def warn_of_few_repeats(self) -> None:
-        if self.repeats < FEWEST_REPEATS:
-            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
-            print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,24 @@ class ProjectionOptions:
     vocab_size: int | None = option(f"tokens in the vocabulary ({VOCABULARY})", positive_int, "V")
 
 
-Options = Union[RunsOptions, MessagesOptions, ProjectionOptions]
+@dataclass(frozen=True)
+class EmulationOptions(OfEmulation, Measurement, Output):
+    """Options of --emulate. `projection`: those that it shares with --project. `settings`: every combination
+    of the axes."""
+
+    backends: Mapping[str, Backend] = derived()
+    settings: tuple[EmulatedSetting, ...] = derived()
+    projection: ProjectionOptions = derived()
+    command: tuple[str, ...] = derived()
+    given: Mapping[str, Any] = derived()
+
+
+# Of --project's own options; the axes of --emulate take the place of the others.
+_ALSO_EMULATED = (
+    *("cluster", "cycle_ms", "fusion_mb", "partition_bytes", "compute_s", "optimizer_s", "overlap"),
+    *("batch_size", "vocab_size"),
+)
+Options = Union[RunsOptions, MessagesOptions, ProjectionOptions, EmulationOptions]
 
 
 def parse_options(
@@ -297,15 +318,19 @@ def parse_options(
     """
     own, script_args = split_at_dashes(arguments)
     options = _parser(description).parse_args(own)
-    if options.comm_only and options.project:
-        raise InputError("--comm_only and --project exclude each other")
+    modes = [f"--{name}" for name in options_in(_Mode) if getattr(options, name)]
+    if len(modes) > 1:
+        raise InputError(f"{' and '.join(modes)} exclude each other")
     if not options.comm_only:
         _reject(options, OfMessages, "--comm_only")
+    if not options.emulate:
+        _reject(options, OfEmulation, "--emulate")
     if not options.project:
-        _reject(options, ProjectionOptions, "--project")
-    if script_args and (options.comm_only or options.project):
-        mode = "--comm_only" if options.comm_only else "--project"
-        raise InputError(f"{script_args[0]} after --: {mode} runs no training script")
+        _reject(options, ProjectionOptions, "--project", _ALSO_EMULATED if options.emulate else ())
+    if script_args and modes:
+        raise InputError(f"{script_args[0]} after --: {modes[0]} runs no training script")
+    if options.emulate:
+        return _of_emulation(options, backends, ("python", "compare.py", *arguments))
     if options.project:
         return taken(ProjectionOptions, options, output=options.output or PROJECTION_OUTPUT)
     options.output = os.path.expanduser(options.output or OUTPUT)
@@ -368,6 +393,32 @@ def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions
     return taken(RunsOptions, options, **values, settings=tuple(settings), profiles=profiles)
 
 
+def _of_emulation(
+    options: argparse.Namespace, backends: Mapping[str, Backend], command: tuple[str, ...]
+) -> EmulationOptions:
+    """Raises InputError for values that do not go together."""
+    table = {**options_in(Axes), **options_in(Trained)}
+    of_runs = {name: known for name, known in table.items() if name not in ("backends", "max_seq_length")}
+    for name, known in {**of_runs, "hostfile": options_in(Measurement)["hostfile"]}.items():
+        if getattr(options, name) != known.words.get("default", False if "action" in known.words else None):
+            raise InputError(f"--{name}: is not for --emulate, which has --hosts, --work, --gradient_dtypes")
+    keys = options.backends or ["hvd_mpi", "hvd_gloo", "byteps"]
+    for key in keys:
+        if key not in backends or keys.count(key) > 1:
+            raise InputError(f"--backends {key}: choose from {', '.join(backends)}, each once")
+    chosen = {key: backends[key] for key in keys}
+    options.output = os.path.expanduser(options.output or EMULATION_OUTPUT)
+    return taken(
+        EmulationOptions,
+        options,
+        backends=chosen,
+        settings=tuple(emulated_settings(taken(OfEmulation, options), chosen)),
+        projection=taken(ProjectionOptions, options),
+        command=command,
+        given=dict(vars(options)),
+    )
+
+
 def _parser(description: str | None) -> argparse.ArgumentParser:
     parser = OptionParser(
         prog="compare.py",
@@ -385,6 +436,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         ("instead of the comparison of training runs", None, _Mode),
         ("communication alone (--comm_only)", None, OfMessages),
         ("projection (--project); values in parentheses are the defaults", None, ProjectionOptions),
+        ("emulated clusters (--emulate)", f"also --{' --'.join(_ALSO_EMULATED)}", OfEmulation),
     )
     for title, text, kind in groups:
         table = options_in(kind)
@@ -392,10 +444,10 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _reject(options: argparse.Namespace, kind: type, mode: str) -> None:
-    """Raises InputError where an option of another comparison was given."""
+def _reject(options: argparse.Namespace, kind: type, mode: str, but: Sequence[str] = ()) -> None:
+    """Raises InputError where an option of another comparison was given, `but` for these."""
     for name, known in options_in(kind).items():
-        if getattr(options, name) != known.words.get("default"):
+        if name not in but and getattr(options, name) != known.words.get("default"):
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import NamedTuple, Sequence
+from typing import Hashable, NamedTuple, Protocol, Sequence, TypeVar
 
 
 class Setting(NamedTuple):
@@ -46,7 +46,17 @@ def all_settings(
     return [Setting(backend, *group) for group in groups for backend in backends]
 
 
-def order_of_repeat(settings: Sequence[Setting], repeat: int, seed: int) -> list[Setting]:
+class Grouped(Protocol):
+    """A setting of any comparison: those of one group are compared with each other."""
+
+    @property
+    def group(self) -> Hashable: ...
+
+
+S = TypeVar("S", bound=Grouped)
+
+
+def order_of_repeat(settings: Sequence[S], repeat: int, seed: int) -> list[S]:
     """All settings once, in an order drawn for this repeat.
 
     The backends of a group stay next to each other, so that a slow minute of the machine meets all of them;
@@ -54,7 +64,7 @@ def order_of_repeat(settings: Sequence[Setting], repeat: int, seed: int) -> list
     the same one.
     """
     generator = random.Random(f"{seed}-{repeat}")
-    groups: dict[Group, list[Setting]] = {}
+    groups: dict[Hashable, list[S]] = {}
     for setting in settings:
         groups.setdefault(setting.group, []).append(setting)
     chosen = list(groups.values())

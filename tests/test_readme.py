@@ -263,8 +263,8 @@ def test_the_call_to_sagemaker():
 def test_the_commands_that_compare(command):
     """Their options are understood; tests/comparison runs such commands, cut down."""
     options = parse_comparison(command.words[2:], BACKENDS)
-    projects = isinstance(options, ProjectionOptions)
-    assert projects or options.backends and options.workers
+    if not isinstance(options, ProjectionOptions):
+        assert options.backends and (options.settings if "--emulate" in command.words else options.workers)
 
 
 @pytest.mark.parametrize("command", FINETUNING, ids=lambda command: command.text[:90])

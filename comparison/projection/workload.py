@@ -87,6 +87,8 @@ class Workload:
             whole.
         accumulate: passes added up for one step; only the last one's gradients travel.
         overlap: whether gradients travel during the backward pass, or only after it.
+        ready_s: measured times, in seconds from the start of the step, at which the arrays become ready, from
+            the last part's to the first's; None: they follow from the operations.
     """
 
     parts: tuple[Part, ...]
@@ -97,6 +99,7 @@ class Workload:
     length: float = 128
     accumulate: int = 1
     overlap: bool = True
+    ready_s: tuple[float, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -113,6 +116,9 @@ class Workload:
 
     def messages(self) -> list[Message]:
         """Every gradient array in the order in which they become ready."""
+        if self.ready_s is not None and self.overlap:
+            sizes = [size for part in reversed(self.parts) for size in reversed(part.gradients)]
+            return [Message(ready, size * self.gradient_bytes) for ready, size in zip(self.ready_s, sizes)]
         backward_s = self.compute_s * (1 - FORWARD_SHARE)
         flops = sum(part.flops for part in self.parts)
         now = self.backward_ends_s - backward_s

@@ -1,0 +1,189 @@
+"""One rank of `python compare.py --emulate`: replays steps.
+
+    python comparison/emulation/rank.py PLAN DIRECTORY
+
+PLAN is a JSON file, see `comparison.emulation.plan.replay_of`.
+
+A step: operators of MXNet's engine that sleep stand for the backward pass, and release each gradient array
+when it is to be ready; `average` is queued behind them as in training; all arrays are waited for, and the
+update is slept through. Before a step known values are written, and after it every element is compared with
+the mean that it must be (comparison.messages.rank); with a compression that changes values only the ranks'
+bits are compared.
+
+Every rank writes DIRECTORY/rank-R.jsonl, a line for each step. Those of rank 0 have in addition, for the time
+of the step alone, what all processes of the emulation took of the processors, how long the thread that waited
+most was ready to run and had none, and the bytes through the busiest link.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+import zlib
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+
+if __name__ == "__main__":  # a script's own folder comes first in its path; the project's root is meant
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from base.threads import set_threads  # noqa: E402
+from comparison.messages.rank import KnownValues, Message  # noqa: E402
+from training.entry import exit_code  # noqa: E402
+
+if TYPE_CHECKING:
+    from mxnet.nd import NDArray
+
+    from comm.base import Communicator
+
+
+class Sleeper:
+    """Operators of MXNet's engine that sleep in place of computing."""
+
+    def __init__(self) -> None:
+        import mxnet as mx
+
+        self._mx = mx
+        self._before = mx.nd.zeros((1,))  # written by each of them, so that they follow each other
+        self._callbacks: list[Any] = []
+        self._type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+    def write(self, arrays: Sequence[NDArray], at: float) -> None:
+        """Queues an operator that has written the arrays at `at`, a time of time.perf_counter."""
+
+        def sleep(context: Any, parameter: Any) -> None:
+            time.sleep(max(0.0, at - time.perf_counter()))
+
+        callback = self._type(sleep)
+        self._callbacks.append(callback)  # the engine calls it later
+        written = [self._before, *arrays]
+        handles = (ctypes.c_void_p * len(written))(*(each.handle for each in written))
+        device = (ctypes.c_int32 * 2)(self._before.context.device_typeid, 0)  # MXNet's Context
+        push = self._mx.base._LIB.MXEnginePushSyncND
+        self._mx.base.check_call(
+            push(callback, None, None, device, None, 0, handles, len(written), None, 0, b"sleep")
+        )
+
+    def forget(self) -> None:
+        """To be called when all have run."""
+        self._callbacks.clear()
+
+
+def replay(comm: Communicator, arrays: Sequence[NDArray], plan: Mapping[str, Any], sleeper: Sleeper) -> float:
+    """Replays a step; its seconds."""
+    begin = time.perf_counter()
+    ready = plan["ready_s"]
+    for at in sorted(set(ready)):
+        sleeper.write([array for array, own in zip(arrays, ready) if own == at], begin + at)
+    sleeper.write([], begin + plan["computed_s"])
+    comm.average(arrays)
+    for array in arrays:
+        array.wait_to_read()
+    left = plan["computed_s"] - (time.perf_counter() - begin)  # the forward pass of a step without gradients
+    time.sleep(max(0.0, left) + plan["optimizer_s"])
+    return time.perf_counter() - begin
+
+
+class Load(NamedTuple):
+    """Counters of all processes and links of the emulation. `threads`: seconds on a processor, and seconds of
+    waiting for one; `ports`: bytes received and sent at each of the bridge."""
+
+    threads: Mapping[str, tuple[float, float]]
+    ports: Mapping[str, tuple[int, int]]
+
+    def since(self, before: Load) -> dict[str, float]:
+        """Counts of the time in between: `cpu_s` of all, `waited_s` of the thread that waited most, and
+        `link_bytes` in one direction of the busiest link."""
+        new = [
+            (run - before.threads.get(name, (0.0, 0.0))[0], wait - before.threads.get(name, (0.0, 0.0))[1])
+            for name, (run, wait) in self.threads.items()
+        ]
+        moved = [
+            count - earlier
+            for name, counts in self.ports.items()
+            for count, earlier in zip(counts, before.ports[name])
+        ]
+        return {
+            "cpu_s": sum(run for run, _ in new),
+            "waited_s": max(wait for _, wait in new),
+            "link_bytes": max(moved, default=0),
+        }
+
+
+def read_load() -> Load:
+    """The counters now. /proc is the emulation's own; its first process stays in the bridge's namespace."""
+    threads = {}
+    for path in Path("/proc").glob("[0-9]*/task/[0-9]*/schedstat"):
+        try:
+            run, wait, _ = path.read_text(encoding="ascii").split()
+        except OSError:  # it has ended
+            continue
+        threads[str(path.parent)] = (int(run) * 1e-9, int(wait) * 1e-9)
+    ports = {}
+    for line in Path("/proc/1/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, counters = line.strip().partition(":")
+        if name.startswith("port"):
+            fields = counters.split()
+            ports[name] = (int(fields[0]), int(fields[8]))
+    return Load(threads, ports)
+
+
+def run(plan_path: str, directory: str) -> int:
+    """Replays steps until the plan's seconds have passed."""
+    with open(plan_path, encoding="utf-8") as file:
+        plan: Mapping[str, Any] = json.load(file)
+    set_threads()  # before mxnet is imported
+    import mxnet as mx
+
+    from comm.backends import open_communicator
+    from comm.options import communication_config
+
+    comm = open_communicator(plan["backend"], communication_config(Namespace(**plan["communication"])))
+    half = plan["communication"]["compression"] == "fp16"
+    values = KnownValues("float16" if half else plan["dtype"], plan["ranks"], plan["seed"])
+    message = Message(mx.cpu(), plan["dtype"], plan["elements"], values)
+    sleeper = Sleeper()
+    with open(os.path.join(directory, f"rank-{comm.rank}.jsonl"), "w", encoding="utf-8") as output:
+
+        def note(**facts: Any) -> None:
+            output.write(json.dumps(facts) + "\n")
+            output.flush()
+
+        if comm.size != plan["ranks"]:
+            raise RuntimeError(f"{comm.size} ranks have joined, {plan['ranks']} were to be started")
+        turn, end, go_on = 0, 0.0, True
+        while go_on:
+            message.fill(comm.rank, turn)
+            comm.barrier()
+            before = read_load() if comm.rank == 0 else None
+            comm.barrier()
+            seconds = replay(comm, message.arrays, plan, sleeper)
+            comm.barrier()
+            load = read_load().since(before) if before else {}
+            comm.barrier()
+            sleeper.forget()
+            wrong = message.first_wrong(turn) if plan["exact"] else None
+            bits = 0
+            for array in message.arrays:
+                bits = zlib.crc32(array.asnumpy().tobytes(), bits)
+            note(step=turn, seconds=seconds, wrong=wrong, bits=bits, **load)
+            end = end or time.monotonic() + plan["seconds"]
+            done = turn >= plan["most_steps"] or (turn >= plan["least_steps"] and time.monotonic() >= end)
+            right, go_on = comm.all_agree([wrong is None, not done])
+            go_on = right and go_on
+            turn += 1
+    comm.close()
+    return 0
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code. `words`: of the command line, without the script."""
+    return exit_code(partial(run, *words))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,271 @@
+"""Figures of emulated settings beside the projection's, verdicts, and the report: emulation.md,
+emulation.json, emulation.png. Times are the emulated cluster's: those of the emulation by the scale."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+
+from base import machine
+from base.quantities import digits, percent
+from base.tables import EMPTY, Row, Table
+from comparison.canvas import colour, ideal_style, legend_below, new_figure, plain, whiskers
+from comparison.emulation.network import PAYLOAD
+from comparison.emulation.plan import Group, Scale, Setting
+from comparison.projection.model import SEPARATE, Projection
+from comparison.report import Part, Report, busy_mark, marked, with_others
+from comparison.verdicts import FEWEST_REPEATS, Pair, Spread, compare, spread
+from comparison.wording import size, verdict, with_range
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME, PICTURE = "emulation", "emulation.png"
+REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
+NEAR, FAR = 0.05, 0.15  # goals for the median and the largest deviation from the projection
+DEFINITIONS = """\
+- Hosts are network namespaces of this machine with one rank each, joined by a bridge. Token buckets limit
+  what a host sends and what it receives, each to the rate. Nothing is lost in between. TCP's payload gets
+  {payload:.1%} of the rate, which the projection has as the network's efficiency.
+- Ranks exchange real arrays through the code of training (`comm/`), Horovod and BytePS. They sleep while a
+  GPU would compute; gradients are released when the projection, or the trace, has them ready.
+- Scale: {scale}; so are partitions, buckets and fused sizes, and the cycle. Times here are the cluster's.
+- After each step every rank compares every element with the mean that it must be, and the ranks their bits;
+  a setting with a wrong one has no figure.
+- "ms" is the median over the launches of a launch's median step, with the least and the greatest launch. A
+  step counts with its slowest rank; the first of a launch is left out.
+- "projected" is `--project`'s time for the same cluster with one GPU a host.
+- "busiest link" is what a step moved in one direction of one host's link, with headers, at the cluster's
+  scale; "to formula" is that to the bytes by which the projection computes.
+- "processors" is the share of all processors' time that the emulation took during the steps, "waited" the
+  share of a step in which its most delayed thread was ready to run and had no processor. Above 75 or 25% a
+  step does not count; a setting with a launch of which fewer than two count has no figure. MPI's ranks pause
+  for 0.1 ms where they would poll."""
+
+
+class Figures(NamedTuple):
+    """Of one setting, in the cluster's seconds and bytes. `samples_s`: by repeat."""
+
+    step_s: Spread
+    samples_s: Mapping[int, float]
+    projected_s: float | None
+    off: float | None
+    link_bytes: float
+    link_to_formula: float | None
+    cpu_share: float
+    waited_share: float
+
+
+def figures_of(
+    projected: Mapping[Setting, Projection | None], launches: Sequence[Mapping[str, Any]], scale: Scale
+) -> tuple[dict[Setting, Figures], dict[Setting, str]]:
+    """Figures, and the reasons of the settings that have none: one launch without a figure is enough."""
+    figures, reasons = {}, {}
+    for setting, projection in projected.items():
+        own = [each for each in launches if setting_of(each) == setting]
+        troubles = [each["trouble"] for each in own if each["trouble"]]
+        if troubles or not own:
+            reasons[setting] = troubles[0] if troubles else "not measured yet"
+            continue
+        samples = {each["repeat"]: statistics.median(each["steps"]) / scale.times for each in own}
+        step_s = spread(list(samples.values()))
+        moved = statistics.median(each["link_bytes"] for each in own) * scale.sizes
+        formula = projection.sent_bytes if projection else 0.0
+        figures[setting] = Figures(
+            step_s=step_s,
+            samples_s=samples,
+            projected_s=projection.step_s if projection else None,
+            off=step_s.median / projection.step_s - 1 if projection else None,
+            link_bytes=moved,
+            link_to_formula=moved * PAYLOAD / formula if formula else None,
+            cpu_share=max(each["cpu_share"] for each in own),
+            waited_share=max(each["waited_share"] for each in own),
+        )
+    return figures, reasons
+
+
+def setting_of(launch: Mapping[str, Any]) -> Setting:
+    values = launch["setting"]
+    return Setting(values["backend"], values["servers"], Group(**values["group"]))
+
+
+def pairs_of(figures: Mapping[Setting, Figures], confidence: float) -> list[Pair]:
+    """Of every group the reference with each of the others; one family of tests."""
+    groups: dict[tuple[Group, str], dict[str, Mapping[int, float]]] = {}
+    for setting in figures:
+        alike = [each for each in figures if each.group == setting.group]
+        first = next((each for each in alike if each.backend == REFERENCE), alike[0])
+        if setting != first:
+            two = {each.contender: figures[each].samples_s for each in (first, setting)}
+            groups[(setting.group, setting.contender)] = two
+    return compare(groups, confidence)
+
+
+def report_of(
+    facts: Mapping[str, Any],
+    projected: Mapping[Setting, Projection | None],
+    launches: Sequence[Mapping[str, Any]],
+    complete: bool,
+) -> Report:
+    """The report of the launches so far.
+
+    Args:
+        facts: JSON-able; machine, versions, titles, command, repeats, confidence, cluster, scale, options,
+            launches (how many there will be).
+        projected: every setting, in the order of the tables.
+    """
+    scale = facts["scale"]
+    figures, reasons = figures_of(projected, launches, scale)
+    pairs = pairs_of(figures, facts["confidence"])
+    shares = [launch["others"] for launch in launches]
+    facts = {**facts, "busy": busy_mark(shares)}
+    tables = marked(_tables(facts, projected, figures, reasons, pairs), facts["busy"])
+    sentences = [f"{facts['cluster']['title']}, emulated with one rank a host. Scale: {scale}."]
+    sentences += _sentences(figures, reasons)
+    if facts["repeats"] < FEWEST_REPEATS:
+        sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
+    if not complete:
+        done = f"{len(launches)} of {facts['launches']} launches are done"
+        sentences = [f"Partial: {done}; the same command continues.", *sentences]
+    sentences = with_others(sentences, shares)
+    figure = draw(figures, facts["titles"])
+    document: list[Part] = [
+        "# Emulated clusters",
+        *sentences,
+        *tables,
+        f"![measured and projected]({PICTURE})" if figure else "",
+        "## What was measured",
+        DEFINITIONS.format(payload=PAYLOAD, scale=scale),
+        "## Where",
+        *machine.line(facts["machine"]).splitlines(),
+        ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
+        "\n".join(["```", " ".join(facts["command"]), "```"]),
+    ]
+    rows = [
+        {
+            "backend": setting.backend,
+            "servers": setting.servers,
+            **setting.group._asdict(),
+            "reason": reasons.get(setting),
+            **(figures[setting]._asdict() if setting in figures else {}),
+        }
+        for setting in projected
+    ]
+    content = {"complete": complete, **facts, "figures": rows, "pairs": pairs, "launches": launches}
+    return Report(NAME, document, content, {PICTURE: figure}, [*tables, "\n".join(sentences)], facts["busy"])
+
+
+def _tables(
+    facts: Mapping[str, Any],
+    projected: Mapping[Setting, Projection | None],
+    figures: Mapping[Setting, Figures],
+    reasons: Mapping[Setting, str],
+    pairs: Sequence[Pair],
+) -> list[Table]:
+    """A table for each work, dtype, accumulation and compression."""
+    titles = facts["titles"]
+    verdicts = {pair.group: pair for pair in pairs}
+    head = ["hosts", "Gbit/s", "backend", "ms (least to most)", "projected", "off by", "busiest link"]
+    head += ["to formula", "processors", "waited", "verdict"]
+    tables = []
+    for kind in dict.fromkeys(setting.group[2:] for setting in projected):
+        rows = []
+        for setting in (each for each in projected if each.group[2:] == kind):
+            title = " ".join([titles[setting.backend], setting.servers]).strip()
+            names = [str(setting.group.hosts), f"{setting.group.gbps:g}", title]
+            own = figures.get(setting)
+            if own is None:
+                rows.append(Row(names, reasons[setting]))
+                continue
+            pair = verdicts.get((setting.group, setting.contender))
+            named = {name: _title(name, titles) for name in (pair.first, pair.second)} if pair else {}
+            cells = [
+                with_range(1e3 * own.step_s.median, 1e3 * own.step_s.least, 1e3 * own.step_s.most),
+                EMPTY if own.projected_s is None else digits(1e3 * own.projected_s),
+                EMPTY if own.off is None else f"{own.off:+.1%}",
+                size(own.link_bytes),
+                EMPTY if own.link_to_formula is None else f"{own.link_to_formula:.2f}",
+                percent(own.cpu_share),
+                percent(own.waited_share),
+                verdict(pair, {"titles": named}) if pair else EMPTY,
+            ]
+            rows.append(Row([*names, *cells]))
+        work, dtype, accumulate, compression = kind
+        more = f", {accumulate} micro-batches" if accumulate > 1 else ""
+        more += f", compression {compression}" if compression != "none" else ""
+        tables.append(Table(f"{work}, gradients in {dtype}{more}", head, rows, names=3))
+    return tables
+
+
+def _title(contender: str, titles: Mapping[str, str]) -> str:
+    backend, _, servers = contender.partition(" ")
+    return f"{titles[backend]} {servers}".strip()
+
+
+def _sentences(figures: Mapping[Setting, Figures], reasons: Mapping[Setting, str]) -> list[str]:
+    """On the deviations from the projection, and on the settings that have no figures."""
+    offs = sorted(abs(own.off) for own in figures.values() if own.off is not None)
+    sentences = []
+    if offs:
+        near = sum(each <= FAR for each in offs)
+        sentences.append(
+            f"Off the projection by {percent(statistics.median(offs))} (median of {len(offs)} settings), at"
+            f" most {percent(offs[-1])}; {near} within {percent(FAR)}, {sum(each <= NEAR for each in offs)}"
+            f" within {percent(NEAR)}."
+        )
+    for word, text in (
+        ("the processors", "more than the processors carry"),
+        ("wrong", "wrong"),
+        ("failed", "failed"),
+    ):
+        count = sum(reason.startswith(word) for reason in reasons.values())
+        if count:
+            sentences.append(f"{count} of {len(figures) + len(reasons)} settings: {text}.")
+    return sentences
+
+
+def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figure | None:
+    """Measured against projected times; and of BytePS with servers of their own, the time to that of a ring's
+    formula, by servers a host. None without figures."""
+    known = {setting: own for setting, own in figures.items() if own.projected_s}
+    if not known:
+        return None
+    figure = new_figure((12, 5.6))
+    left, right = figure.subplots(1, 2)
+    contenders = list(dict.fromkeys(setting.contender for setting in known))
+    for number, name in enumerate(contenders):
+        own = [each for setting, each in known.items() if setting.contender == name]
+        places = [1e3 * (each.projected_s or 0.0) for each in own]
+        times = [Spread(*(1e3 * value for value in each.step_s)) for each in own]
+        style = {"color": colour(number), "marker": "os^Dv*X"[number % 7], "linestyle": "none"}
+        left.plot(places, [each.median for each in times], label=_title(name, titles), **style)
+        whiskers(left, places, times, color=style["color"])
+    ends = [min(1e3 * (each.projected_s or 0.0) for each in known.values())]
+    ends.append(max(1e3 * (each.projected_s or 0.0) for each in known.values()))
+    left.plot(ends, ends, label="equal", **ideal_style())
+    left.fill_between(ends, [(1 - FAR) * each for each in ends], [(1 + FAR) * each for each in ends],
+                      color="#888888", alpha=0.15, linewidth=0)  # fmt: skip
+    left.set(title="a step", xlabel="projected, ms", ylabel="measured, ms", xscale="log", yscale="log")
+    rings = {setting.group: own for setting, own in known.items() if not setting.servers}
+    for number, count in enumerate(dict.fromkeys(setting.group.hosts for setting in known)):
+        points = sorted(
+            (setting.num_servers / count, own.step_s.median / (rings[setting.group].projected_s or 1.0),
+             (own.projected_s or 0.0) / (rings[setting.group].projected_s or 1.0))
+            for setting, own in known.items()
+            if setting.placement == SEPARATE and setting.group.hosts == count and setting.group in rings
+        )  # fmt: skip
+        if points:
+            shares, measured, formula = zip(*points)
+            right.plot(shares, measured, "o", color=colour(number), label=f"{count} hosts")
+            right.plot(shares, formula, "_", color=colour(number), markersize=14)
+    right.axhline(1.0, **ideal_style())
+    title = "BytePS, servers on hosts of their own (dash: projected)"
+    right.set(title=title, xlabel="servers for each worker", ylabel="time to a ring's by the projection")
+    if right.get_legend_handles_labels()[0]:
+        right.legend(frameon=False)
+    else:
+        right.set_axis_off()
+    for axes in (left, right):
+        plain(axes, "both")
+    legend_below(figure, left, 4)
+    return figure
