@@ -30,8 +30,8 @@ BROADCAST_DTYPES = (*AVERAGE_DTYPES, "uint8", "int8", "int32", "int64")
 MOST_TAG = 32767  # all that MPI promises
 
 
-# Takes whether this is rank 0, which acts for all that are left. Returns what it has done as the end of a
-# sentence for people, empty for nothing.
+# Takes whether rank 0 is among those that are left. Returns what it has done as the end of a sentence for
+# people, empty for nothing.
 LastAct = Callable[[bool], str]
 
 
@@ -151,7 +151,7 @@ class Communicator(Protocol):
 
     def before_end(self, act: LastAct) -> None:
         """Has `act` called, in another thread, when this process is about to end for other ranks are lost, in
-        place of the one before."""
+        place of the act before."""
 
     def give_up(self, why: str) -> None:
         """Ends the run as if a rank were lost, with `before_end`'s act: something else that it needs is. On

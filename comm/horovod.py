@@ -98,6 +98,9 @@ class HorovodCommunicator(_Collectives):
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
         if not gpus:
             choose_allreduce(os.environ)
+            # Else a large message over TCP is one piece, and the other direction's waits for its end: a ring
+            # takes twice its time (docs/comparison.md).
+            os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
         _check_interfaces(os.environ)
         leave_tcp_out(os.environ)
         if divisible:

@@ -44,7 +44,7 @@ replicas            the same state on all ranks
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when steps are skipped
 rescue              the state after the last complete step, saved where other ranks are lost
-in_memory           a checkpoint that the disk did not take
+left_behind         checkpoints that a failure has left elsewhere, for the next start
 best                the checkpoint of the best evaluation
 stalled             a warning where the loss does not fall
 pretrained_options  what a command line adds to them

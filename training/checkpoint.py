@@ -40,6 +40,7 @@ FORMAT = 1
 _BLOCK = 1 << 20  # bytes written at once
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
 _ASIDE = ".aside"  # an empty file beside a checkpoint that is whole and from which no step could be taken
+OWN = ("format", "step", "versions", "time", "files", "sha256")  # a manifest's entries that `save` makes
 BEST_FILE = "best.json"  # of training.best; BEST stands for its step in FOLDER:STEP
 BEST = "best"
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
@@ -337,7 +338,7 @@ def _manifest(step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
         "versions": library_versions(),
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
-    taken = sorted({*own, "files", "sha256"} & set(facts))
+    taken = sorted(set(OWN) & set(facts))
     if taken:
         raise ValueError(f"{', '.join(taken)}: names of the manifest's own entries")
     try:

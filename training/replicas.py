@@ -46,7 +46,7 @@ def check_replicas(step: int, network: Any, optimizer: Optimizer, ranks: Ranks) 
         usual, odd = majority({rank: digests[rank] for rank in holders})
         if odd:
             said = _difference(sums, usual, odd, world)
-            world.before_end(lambda leads: "")  # nobody saves this where others are seen to leave first
+            world.before_end(lambda has_first: "")  # nobody saves this where others are seen to leave first
             world.barrier()
             raise TrainingError(
                 f"step {step}: {said}, and not saved; memory or a processor "

@@ -5,8 +5,8 @@ others where rank 0 is what is missing, saves it before it ends, as a checkpoint
 is lost than the step that had been begun. The thread that trains may wait in a library for ever; it is the
 watchdog's thread that saves (`Communicator.before_end`).
 
-Where the disk does not take it, it stays in the memory of this host (training/in_memory.py). Of a pipeline no
-rank holds the whole state: its runs go on from their last checkpoint.
+Where the disk does not take it, it stays in the memory of this host. In a pipeline one rank of each stage
+saves that stage's part, and the next --resume joins them (training/left_behind.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from base.claims import Claim, HeldError
 from base.errors import InputError, NotFiniteError, TrainingError
 from bert.model import network_parameters
 from training.checkpoint import list_steps, save
-from training.in_memory import keep_in_memory
+from training.left_behind import folder_of_part, keep_in_memory
 from training.run import Run
 from training.saving import check_finite
 from training.start.lock import LOCK_FILE
 from training.start.restoring import live_arrays
 
-LOCK = "rescue.lock"  # of the rank that saves, where rank 0 is missing
+LOCK = "rescue{}.lock"  # of the rank that saves, where rank 0 is missing; of that for a stage of a pipeline
 POLL = 0.1  # seconds
 UNCHANGED = 5.0  # seconds that a step takes for its update at most
 NOTICED = 2.0  # seconds that the watchdog takes where a library notices a lost rank first
@@ -62,12 +62,13 @@ class Rescue:
             self._step, self._facts = step, {**run.state(), "rescued": True}
         self._changing.release()
 
-    def save(self, leads: bool) -> str:
-        """Saves it, once, from any thread. `leads`: as for comm.base.LastAct. Returns where, for people."""
+    def save(self, has_first: bool) -> str:
+        """Saves it, once, from any thread. Returns where, for people. `has_first`: as for
+        comm.base.LastAct."""
         self._begun.set()
         with self._saving:
             if self._said is None:
-                self._said = self._save(leads)
+                self._said = self._save(has_first)
             return self._said
 
     def __enter__(self) -> Rescue:
@@ -77,30 +78,36 @@ class Rescue:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and _is_accident(error):
-            if self._run.communicator.rank == 0:
-                said = self.save(leads=True)
-                if said:
-                    self._run.reporter.warn(said)
-            elif self._begun.wait(NOTICED):  # by the watchdog
-                self.save(leads=False)
-        self._run.communicator.before_end(lambda leads: "")
+        acts = self._run.communicator.rank == 0 or self._run.ranks.pipelined
+        if isinstance(error, Exception) and _is_accident(error) and (acts or self._begun.wait(NOTICED)):
+            said = self.save(has_first=True)
+            if said:
+                self._run.reporter.warn(said)
+        self._run.communicator.before_end(lambda has_first: "")
 
-    def _save(self, leads: bool) -> str:
-        run, place = self._run, self._run.config.checkpoint.ckpt_dir
+    def _save(self, has_first: bool) -> str:
+        run, place, ranks = self._run, self._run.config.checkpoint.ckpt_dir, self._run.ranks
+        if has_first and ranks.world.rank and not ranks.pipelined:  # rank 0 does it
+            return ""
         # For good: no step that is taken from now on would be saved.
-        if run.ranks.pipelined or not self._changing.acquire(timeout=UNCHANGED):
+        if not self._changing.acquire(timeout=UNCHANGED) or self._facts is None:
             return ""
-        if self._facts is None or not (leads or os.path.exists(os.path.join(place, LOCK_FILE))):
+        if ranks.world.rank and not os.path.exists(os.path.join(place, LOCK_FILE)):  # another disk
             return ""
+        if ranks.pipelined:
+            stage, stages = ranks.coordinates.stage, ranks.coordinates.stages
+            with _alone(os.path.join(place, LOCK.format(f"-{stage + 1}"))):
+                return self._write(folder_of_part(place, stage, stages))
         run.saver.wait()
-        with contextlib.nullcontext() if leads else _alone(place):
-            if self._step in list_steps(place):
-                return f"step {self._step} is saved"
+        if has_first:
+            return self._write(place)
+        with _alone(os.path.join(place, LOCK.format(""))):
             return self._write(place)
 
     def _write(self, place: str) -> str:
-        """Writes the state into the folder, or where that cannot be had into memory."""
+        """Writes the state, or this stage's part, into a folder, or where that cannot be had into memory."""
+        if self._step in list_steps(place):  # another rank has been here
+            return f"step {self._step} is saved"
         run = self._run
         parameters = live_arrays(network_parameters(run.model.network))
         states = run.optimizer.state_views()
@@ -110,6 +117,8 @@ class Rescue:
         except NotFiniteError as error:
             return str(error)
         except TrainingError as error:
+            if run.ranks.pipelined:
+                return str(error)
             folder = keep_in_memory(place, self._step, parameters, states, self._facts or {})
             if folder is None:
                 return str(error)
@@ -127,9 +136,9 @@ def _is_accident(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(place: str) -> Iterator[None]:
-    """Holds back all ranks but one, of those that miss rank 0, until that one has saved, or has ended."""
-    claim = Claim(os.path.join(place, LOCK), lambda other: None)
+def _alone(path: str) -> Iterator[None]:
+    """Holds back all ranks but one until that one has saved, or has ended."""
+    claim = Claim(path, lambda other: None)
     until = time.monotonic() + SAVING
     while not _claimed(claim) and time.monotonic() < until:
         time.sleep(POLL)

@@ -128,7 +128,7 @@ class WatchedCommunicator(_WatchedCollectives):
         self._verdict = threading.Event()
         self._environ = environ
         self._open = True
-        self._last_act: LastAct = lambda leads: ""
+        self._last_act: LastAct = lambda has_first: ""
         watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
         self._heartbeat = _connect(communicator, watch, environ)
         self._scheduler: SchedulerWatch | None = None
@@ -190,14 +190,12 @@ class WatchedCommunicator(_WatchedCollectives):
         self._verdict.set()
         byteps, begun = uses_byteps(self._environ), time.monotonic()
         beat = getattr(self, "_heartbeat", None)  # this thread is one of its own, and may be first
-        done = ""
+        try:
+            done = self._last_act(self.rank == 0 or kind == TOLD)
+        except Exception as error:  # whatever it is, the lost rank is what matters
+            done = f"{type(error).__name__}: {error}"
         if kind == TOLD and isinstance(beat, Link):
             beat.outlive(SAVING)
-        elif kind != TOLD:
-            try:
-                done = self._last_act(self.rank == 0)
-            except Exception as error:  # whatever it is, the lost rank is what matters
-                done = f"{type(error).__name__}: {error}"
         time.sleep(max(0.0, patience(self.rank, kind) - (time.monotonic() - begun)))
         if kind == TOLD and (not byteps or self.local_rank):
             abort(1)  # rank 0 has said it where this rank's output goes, too; bpslaunch has several places

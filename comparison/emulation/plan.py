@@ -327,9 +327,7 @@ def layout_of(setting: Setting, backend: Backend, cluster: Cluster, scale: Scale
         environ["LD_PRELOAD"] = str(directory / "yield.so")
         words = ["mpirun", "-np", str(count), "--host", ",".join(f"{each}:1" for each in addresses)]
         words += ["--bind-to", "none", "-mca", "mpi_yield_when_idle", "1", "-mca", "pml", "ob1"]
-        # Flags 1: messages go in pieces. By default one is a single piece, behind which answers to the other
-        # direction have to wait, so that ranks send and receive in turn: the ring takes twice its time.
-        words += ["-mca", "btl", "tcp,self", "-mca", "btl_tcp_flags", "1"]
+        words += ["-mca", "btl", "tcp,self"]
         words += ["-mca", "btl_tcp_if_include", INTERFACE, "-mca", "oob_tcp_if_include", INTERFACE]
         processes = [Process(0, (*words, *rank), environ)]
     return Layout(len(addresses), scale.bits_per_s(setting.group.gbps), processes)

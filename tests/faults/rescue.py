@@ -7,19 +7,23 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
 
+from tests.faults.attack_pipelines import KILLED, RANKS, STEPS, Case, undisturbed
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless, named
 from tests.faults.jobs import LAST, Job, find, last_step, wait_for_step, whole
 from tests.processes import Run, until
-from training.checkpoint import list_steps
+from training.pipeline.options import SCHEDULES
+from training.pipeline.placement import PLACEMENTS
 
 NEVER = 1000  # steps between checkpoints
 LONGEST = 0.1  # seconds from the line of a step to the kill; a step takes less
+STAGES = "stages"  # any rank of a pipeline
 WHO = {
-    "hvd_mpi": ("0", "1", "launcher"),
+    "hvd_mpi": ("0", "1", "launcher", STAGES),
     "hvd_gloo": ("0", "1"),
     "byteps": ("0", "1", "server", "scheduler"),
 }
@@ -28,22 +32,26 @@ WHO = {
 def attempt(setting: Setting, parts: Parts) -> Tally:
     """A run that is killed once and resumed."""
     draw, who, directory = random.Random(int(parts["seed"])), parts["who"], setting.folder("run")
-    expected, job = whole(setting), Job(setting)
-    words = job.words(directory, ckpt_interval=NEVER)
-    with job.start(words) as run:
+    if who == STAGES:
+        case = Case(draw.randrange(RANKS), KILLED, STEPS, 0, draw.choice(SCHEDULES), draw.choice(PLACEMENTS))
+        expected, job, options, ranks = undisturbed(setting, case), Job(setting, 2), case.options, RANKS
+        who = str(case.who)
+    else:
+        expected, job, options, ranks = whole(setting), Job(setting), {}, 2
+    words = job.words(directory, ckpt_interval=NEVER, **options)
+    with job.start(words, ranks) as run:
         wait_for_step(run, directory, 1)
         victim = victim_of(run, setting.launcher, who)
         wait_for_step(run, directory, draw.randrange(1, LAST - 1))
         time.sleep(draw.uniform(0, LONGEST))
         os.kill(victim, signal.SIGKILL)
         result = run.wait()
-    logged, saved = last_step(directory), max(list_steps(str(directory)), default=0)
-    if saved < logged:
-        return Tally.of(
-            f"step {logged} is lost, the last checkpoint is of step {saved}: {result.describe(1500)}"
-        )
-    with job.start(words) as run:
-        run.wait().check()
+    logged = last_step(directory)
+    with job.start(words, ranks) as run:
+        resumed = run.wait().check()
+    found = re.search(r"(?:continuing|stage 2 begins) after step (\d+)", resumed.stdout)
+    if found is None or int(found[1]) < logged:
+        return Tally.of(f"step {logged} is lost: {result.describe(1500)}")
     last = [f"{LAST:07d}{extension}" for extension in (".params", ".states.npz")]
     differ = [name for name in last if (directory / name).read_bytes() != (expected / name).read_bytes()]
     return Tally.of(f"not the undisturbed run's: {', '.join(differ)}" if differ else "")
@@ -73,7 +81,12 @@ PROGRAM = Program(
     attempt=attempt,
     damages={
         "nobody saves": Damage(
-            CASE, "is lost", 'import training.rescue\ntraining.rescue.Rescue._save = lambda self, leads: ""'
+            CASE,
+            "is lost",
+            """
+import training.rescue
+training.rescue.Rescue._save = lambda self, has_first: ""
+""",
         ),
         "the position in the data is the step's before": Damage(
             CASE,

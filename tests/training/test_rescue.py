@@ -14,7 +14,7 @@ from comm.base import CommunicationError
 from comm.local import LocalCommunicator
 from tests.faults.disks import can_mount, full, small_disk
 from tests.training.small_runs import command, handlers, train, trained
-from training import in_memory
+from training import left_behind
 from training.checkpoint import list_steps, read_manifest
 from training.rescue import Rescue
 
@@ -93,7 +93,7 @@ def test_an_update_is_not_saved_in_its_middle(tmp_path, whole, monkeypatch):
             lose()
         begin(self)
         if self._run.optimizer.t == 3:
-            threads.append(threading.Thread(target=lambda: said.append(self.save(leads=True))))
+            threads.append(threading.Thread(target=lambda: said.append(self.save(has_first=True))))
             threads[0].start()
 
     monkeypatch.setattr(Rescue, "begin", beginning)
@@ -103,12 +103,12 @@ def test_an_update_is_not_saved_in_its_middle(tmp_path, whole, monkeypatch):
     assert list_steps(str(tmp_path / "run")) == [4] and same(tmp_path / "run", whole, 4)
 
 
-def test_what_the_disk_does_not_take_stays_in_memory(tmp_path, whole, monkeypatch):
+def test_what_the_disk_does_not_take_stays_left_behind(tmp_path, whole, monkeypatch):
     if not can_mount(tmp_path):
         pytest.skip("mounting a small disk needs root")
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr(in_memory, "MEMORY", str(memory))
+    monkeypatch.setattr(left_behind, "MEMORY", str(memory))
     with small_disk(tmp_path / "disks" / "disk", "8M") as disk:
         folder = disk / "run"
         words = command(folder, *SHORT, "--ckpt_interval", "5")

@@ -16,7 +16,7 @@ from comm.base import Communicator, abort
 from training.checkpoint import load_step
 from training.config import RunConfig
 from training.exchange import from_rank_0
-from training.in_memory import bring_back
+from training.left_behind import bring_back
 from training.report import read_metrics
 from training.start.decision import continuing, look
 from training.start.start import Start
