@@ -73,7 +73,7 @@ class Loop:
         signalled = interrupted = False
         if run.start.begins_stage_2 or run.start.lacks_evaluation:
             self._evaluate()  # at stage 2's length, or because the run was killed before it
-        self.stop.listen(lambda: run.communicator.give_up(ENDED_BY_LAUNCHER))
+        self.stop.listen(failed=lambda: run.communicator.give_up(ENDED_BY_LAUNCHER))
         self.clock.begin()
         while not (self.budget.spent or interrupted):
             self.step += 1

@@ -21,7 +21,6 @@ may send one to the ranks beside the launcher's. A second SIGUSR1 is never more 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import signal
 import threading
@@ -135,14 +134,16 @@ class _Failing:
 
 def _watch(reader: int) -> None:
     """Ends the process where a handler that should have does not come to it, and at a second SIGTERM."""
-    terminated = math.inf
+    asked, since = None, 0.0  # whom the first SIGTERM was for, and when it came: a run of many may be over
     while True:
         for number in os.read(reader, 64):
-            if number == signal.SIGTERM:
-                if time.monotonic() > terminated + SAME:
-                    os._exit(code_of(number))
-                terminated = min(terminated, time.monotonic())
             handler = signal.getsignal(number)
+            if number == signal.SIGTERM:
+                whom, now = getattr(handler, "__self__", handler), time.monotonic()
+                if whom is asked and now > since + SAME:
+                    os._exit(code_of(number))
+                if whom is not asked:
+                    asked, since = whom, now
             if isinstance(handler, _Failing):
                 handler.act()
             if isinstance(handler, _Leaving):

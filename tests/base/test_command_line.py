@@ -21,7 +21,7 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=["number", "text", "?", "+", "append", "choices"])
 def test_dashes_are_no_value_of_any_option(shape):
     parser = OptionParser(allow_abbrev=False)
     parser.add_argument("--size", **shape)
