@@ -21,6 +21,7 @@ from typing import Any, Iterator
 from base.claims import Claim, HeldError
 from base.errors import InputError, NotFiniteError, TrainingError
 from bert.model import network_parameters
+from comm.base import CommunicationError
 from training.checkpoint import list_steps, save
 from training.left_behind import folder_of_part, keep_in_memory
 from training.run import Run
@@ -31,7 +32,7 @@ from training.start.restoring import live_arrays
 LOCK = "rescue{}.lock"  # of the rank that saves, where rank 0 is missing; of that for a stage of a pipeline
 POLL = 0.1  # seconds
 UNCHANGED = 5.0  # seconds that a step takes for its update at most
-NOTICED = 2.0  # seconds that the watchdog takes where a library notices a lost rank first
+NOTICED = 5.0  # seconds for the watchdog, on a busy machine, too
 SAVING = 600.0  # seconds that a rank leaves to another to save
 
 
@@ -79,7 +80,10 @@ class Rescue:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         acts = self._run.communicator.rank == 0 or self._run.ranks.pipelined
-        if isinstance(error, Exception) and _is_accident(error) and (acts or self._begun.wait(NOTICED)):
+        # Where a library has noticed a lost rank, the watchdog is about to.
+        lost = isinstance(error, CommunicationError) or type(error).__name__ == "MXNetError"
+        acts = acts or (lost and self._begun.wait(NOTICED))
+        if isinstance(error, Exception) and _is_accident(error) and acts:
             said = self.save(has_first=True)
             if said:
                 self._run.reporter.warn(said)
