@@ -68,9 +68,11 @@ def bits_of(groups: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bits]:
     return result
 
 
-def memory_of(array: mx.nd.NDArray) -> Any:
-    """The bytes of a CPU array, once nobody reads or writes it any more; not a copy."""
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+def memory_of(array: mx.nd.NDArray, waits: bool = True) -> Any:
+    """The bytes of a CPU array, once nobody reads or writes it any more, or where it does not wait for that as
+    they are; not a copy."""
+    if waits:
+        mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
     address = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     size = array.size * np.dtype(array.dtype).itemsize

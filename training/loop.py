@@ -124,7 +124,7 @@ class Loop:
         if result.skipped != NOT_FINITE:
             run.guard.update(result.loss, result.grad_norm, result.applied)
         self.checkpoints.stepped(self.step, result.skipped)
-        self.rescue.complete(self.step)
+        self.rescue.complete(self.step, self.budget.spent)
         if run.ranks.coordinates.last:  # where the losses are: what a replica has done counts once
             forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
             self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)

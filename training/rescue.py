@@ -16,12 +16,16 @@ import os
 import threading
 import time
 from types import TracebackType
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
+
+import mxnet as mx
+import numpy as np
 
 from base.claims import Claim, HeldError
 from base.errors import InputError, NotFiniteError, TrainingError
 from bert.model import network_parameters
 from comm.base import CommunicationError
+from comm.bits import memory_of
 from training.checkpoint import list_steps, save
 from training.left_behind import folder_of_part, keep_in_memory
 from training.run import Run
@@ -31,6 +35,7 @@ from training.start.restoring import live_arrays
 
 LOCK = "rescue{}.lock"  # of the rank that saves, where rank 0 is missing; of that for a stage of a pipeline
 POLL = 0.1  # seconds
+READABLE = 5.0  # seconds for the last update to be done
 UNCHANGED = 5.0  # seconds that a step takes for its update at most
 NOTICED = 5.0  # seconds for the watchdog, on a busy machine, too
 SAVING = 600.0  # seconds that a rank leaves to another to save
@@ -56,11 +61,12 @@ class Rescue:
         """The state is about to be changed."""
         self._changing.acquire()
 
-    def complete(self, step: int) -> None:
-        """It is that of `step` now. One that was skipped for more than its loss scale has changed nothing."""
+    def complete(self, step: int, ended: bool) -> None:
+        """It is that of `step` now. One that was skipped for more than its loss scale has changed nothing.
+        `ended`: as for `Run.state`."""
         run = self._run
         if run.skips.in_a_row == 0 or run.scaler.searching:
-            self._step, self._facts = step, {**run.state(), "rescued": True}
+            self._step, self._facts = step, {**run.state(ended), "rescued": True}
         self._changing.release()
 
     def save(self, has_first: bool) -> str:
@@ -113,8 +119,15 @@ class Rescue:
         if self._step in list_steps(place):  # another rank has been here
             return f"step {self._step} is saved"
         run = self._run
-        parameters = live_arrays(network_parameters(run.model.network))
+        parameters: Mapping[str, Any] = live_arrays(network_parameters(run.model.network))
         states = run.optimizer.state_views()
+        # MXNet's thread may be inside a library that waits for ever: then nothing can be read through it.
+        waiting = threading.Thread(target=_wait_for, args=({**parameters, **states},), daemon=True)
+        waiting.start()
+        waiting.join(READABLE)
+        if waiting.is_alive():
+            return f"step {self._step} is not saved: MXNet is stuck in an exchange"
+        parameters, states = _in_place(parameters), _in_place(states)
         try:
             check_finite(self._step, parameters)
             save(place, self._step, parameters, states, self._facts or {})
@@ -137,6 +150,22 @@ def _is_accident(error: Exception) -> bool:
     if isinstance(error, TrainingError):  # a disk, or numbers that are wrong
         return isinstance(error.__cause__, OSError)
     return not isinstance(error, InputError)
+
+
+def _wait_for(arrays: Mapping[str, Any]) -> None:
+    for array in arrays.values():
+        if not isinstance(array, np.ndarray):
+            getattr(array, "raw", array).wait_to_read()
+
+
+def _in_place(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays on the CPU as they lie in memory, which are read without MXNet; they have been waited for."""
+    return {
+        name: memory_of(each, waits=False).view(each.dtype).reshape(each.shape)
+        if getattr(each, "context", None) == mx.cpu()
+        else each
+        for name, each in arrays.items()
+    }
 
 
 @contextlib.contextmanager
