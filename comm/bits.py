@@ -69,8 +69,8 @@ def bits_of(groups: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bits]:
 
 
 def memory_of(array: mx.nd.NDArray, waits: bool = True) -> Any:
-    """The bytes of a CPU array, once nobody reads or writes it any more, or where it does not wait for that as
-    they are; not a copy."""
+    """The bytes of a CPU array, once nobody reads or writes it any more, or as they are without waiting for
+    that; not a copy."""
     if waits:
         mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
     address = ctypes.c_void_p()
