@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, Union
 
+from base import machine
 from base.files import replacing
 from base.quantities import percent
 from base.tables import Table, markdown, terminal
@@ -119,6 +120,13 @@ def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:
         " the machine is quiet."
     )
     return [loud, *sentences]
+
+
+def where(facts: Mapping[str, Any]) -> list[str]:
+    """A document's last section: `machine`, `versions` and `command` of the facts."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    command = "\n".join(["```", " ".join(facts["command"]), "```"])
+    return ["## Where", *machine.line(facts["machine"]).splitlines(), f"{versions}.", command]
 
 
 def beside(share: float | None) -> str:

@@ -1,8 +1,8 @@
 """Checkpoints that a failure has left elsewhere than in --ckpt_dir, for the next --resume. Does not import
 mxnet.
 
-/dev/shm/checkpoint-...         a checkpoint that the disk did not take, in the memory of this host
-CKPT_DIR/rescue/stage-1-of-2    the part of a checkpoint that the ranks of a pipeline's stage hold
+    /dev/shm/checkpoint-...         a checkpoint that the disk did not take, in the memory of this host
+    CKPT_DIR/rescue/stage-1-of-2    the part of a checkpoint that the ranks of a pipeline's stage hold
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PART = re.compile(r"stage-(\d+)-of-(\d+)")
 def memory_of(ckpt_dir: str) -> str:
     """The folder in this host's memory for a checkpoint that the disk did not take."""
     name = hashlib.sha256(os.path.realpath(ckpt_dir).encode()).hexdigest()[:16]
-    return os.path.join(MEMORY, f"checkpoint-{os.getuid()}-{name}")
+    return os.path.join(MEMORY, f"checkpoint-{os.geteuid()}-{name}")
 
 
 def keep_in_memory(

@@ -6,14 +6,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
-from base import machine
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, ideal_style, legend_below, new_figure, plain, whiskers
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
-from comparison.report import Part, Report, busy_mark, marked, with_others
+from comparison.report import Part, Report, busy_mark, marked, where, with_others
 from comparison.verdicts import FEWEST_REPEATS, Pair, Spread, compare, spread
 from comparison.wording import size, verdict, with_range
 
@@ -136,10 +135,7 @@ def report_of(
         f"![measured and projected]({PICTURE})" if figure else "",
         "## What was measured",
         DEFINITIONS.format(payload=PAYLOAD, scale=scale),
-        "## Where",
-        *machine.line(facts["machine"]).splitlines(),
-        ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
-        "\n".join(["```", " ".join(facts["command"]), "```"]),
+        *where(facts),
     ]
     rows = [
         {

@@ -7,12 +7,11 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-from base import machine
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, legend_below, new_figure, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
-from comparison.report import Part, Report, busy_mark, marked, with_others
+from comparison.report import Part, Report, busy_mark, marked, where, with_others
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread, compare, spread
 from comparison.wording import memory, verdict, with_range
 
@@ -261,10 +260,7 @@ def report_of(
         " t-test. One is called faster only if the p-value, adjusted by Holm's method over all verdicts of"
         f' this report, is at most {error}; otherwise it says "{NOT_SHOWN}", which does not say that there is'
         f" none. With fewer than {FEWEST_REPEATS} repeats in common there is no verdict.",
-        "## Where",
-        *machine.line(facts["machine"]).splitlines(),
-        ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
-        "\n".join(["```", " ".join(facts["command"]), "```"]),
+        *where(facts),
     ]
     # Of each message its figures, or the reason why there are none.
     rows = [

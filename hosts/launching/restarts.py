@@ -176,7 +176,7 @@ class Recall:
         self._asked: frozenset[str] = frozenset()
         self._faults: Future[Mapping[str, Fault]] | None = None
         self.answered: frozenset[str] = frozenset()  # hosts that can be taken back
-        self._begun = look(ckpt_dir)
+        self.begun = look(ckpt_dir)
         self._next = time.monotonic() + self._pause()
 
     def __call__(self) -> bool:
@@ -189,7 +189,7 @@ class Recall:
             self._faults = None
             self._next = time.monotonic() + self._pause()
         if self.answered:
-            return look(self._ckpt_dir).is_later_than(self._begun)
+            return look(self._ckpt_dir).is_later_than(self.begun)
         if time.monotonic() >= self._next:
             self._asked = frozenset(self._roster.left_out)
             self._faults = self._thread.submit(
@@ -325,8 +325,9 @@ class Restarts:
             **{"kind": failure.kind, "how": failure.how, "last_words": failure.words},
             **{"lost_steps": steps, "lost_s": round(seconds, 1), "restarts_left": self._budget.left},
         }
-        # A state that was saved when the run failed: what is left of it works, there is nothing to wait for.
-        wait = 0.0 if saved.step > max(saved.steps.values(), default=-1) else self._budget.wait
+        # Ranks that are left have saved, so they work, and there is nothing to wait for.
+        rescued = saved.step > max((recall.begun.step, *saved.steps.values()))
+        wait = 0.0 if rescued else self._budget.wait
         lost = f"; {steps} steps and {seconds:.0f} s of work are lost" if steps or seconds >= 1 else ""
         self._report(facts, saved, wait, f"{said(failure)}{lost}")
         return wait

@@ -218,6 +218,11 @@ def test_progress_is_read_from_names(tmp_path):
     (tmp_path / "seed2" / "0000001.json").touch()  # the next seed begins
     assert look(str(tmp_path)).is_later_than(before) and not before.is_later_than(before)
 
+    # A run that fails after every step would be started for ever if what it saves then were progress.
+    (tmp_path / "0000004.json").write_text('{"rescued": true}')
+    after = look(str(tmp_path))
+    assert after.steps[str(tmp_path)] == 3 and after.step == 4
+
     os.mkfifo(tmp_path / "metrics.jsonl")  # would keep a reader waiting
     assert logged_step(str(tmp_path)) == 0
     (tmp_path / "metrics.jsonl").unlink()

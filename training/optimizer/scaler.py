@@ -167,20 +167,18 @@ class SkipCounter:
 
 def is_state(state: Any) -> bool:
     """Whether a scaler of a run can have had this `state`, a value out of a file."""
-    if not isinstance(state, dict):
-        return False
-    scaler: LossScaler = DynamicScaler() if state.get("kind") == "dynamic" else StaticScaler()
-    try:
-        scaler.restore(state)
-    except InputError:
-        return False
-    return True
+    dynamic = isinstance(state, dict) and state.get("kind") == "dynamic"
+    return _restores(DynamicScaler() if dynamic else StaticScaler(), state)
 
 
 def are_skips(state: Any) -> bool:
     """The same of a `SkipCounter`."""
+    return _restores(SkipCounter(), state)
+
+
+def _restores(it: LossScaler | SkipCounter, state: Any) -> bool:
     try:
-        SkipCounter().restore(state if isinstance(state, dict) else {})
+        it.restore(state if isinstance(state, dict) else {})
     except InputError:
         return False
     return True
