@@ -6,8 +6,12 @@ to numbers and interfaces, not to names.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
+import random
 import socket
+from pathlib import Path
 from typing import Iterable
 
 from base.errors import InputError
@@ -83,10 +87,26 @@ def addresses(hosts: Iterable[str], hostfile: str, lenient: bool = False) -> dic
 
 
 def free_port(address: str) -> int:
-    """A free TCP port of this machine. Raises OSError if `address` is not one of its own."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A free TCP port of this machine that will still be free when the scheduler listens there, seconds later.
+
+    Raises OSError if `address` is not one of its own.
+    """
+    # Connections of other programs take ports of the kernel's own range at any moment, those beyond it never.
+    kernels = range(0)
+    with contextlib.suppress(OSError, ValueError):
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split())
+        kernels = range(first, last + 1)
+    ports = [port for port in range(20000, 65536) if port not in kernels]
+    for port in [*random.SystemRandom().sample(ports, min(50, len(ports))), 0]:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and port:
+                    continue
+                raise
+            return int(probe.getsockname()[1])
+    raise AssertionError("port 0 either binds or raises")
 
 
 def _resolve(name: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hosts.addresses import free_port
 from setup.bpslaunch import leave_ranks_unbound
 from tests.processes import ROOT, nothing_new, run_command, run_ranks, start_command
 
@@ -21,12 +21,6 @@ TRAINING = [
     *("--dummy_data_len", "32", "--model", "bert_1_32_2", "--batch_size", "4", "--num_steps", "6"),
     *("--log_interval", "3", "--ckpt_interval", "6", "--ckpt_dir", "ckpt", "--peak_tflops", "1"),
 ]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def traces():
@@ -109,7 +103,7 @@ def test_two_workers_as_somebody_types_them(environment, tmp_path):
     threads as under hosts/launch.py."""
     leave_ranks_unbound(environment[0])
     shared = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
-    shared.update(DMLC_PS_ROOT_PORT=str(free_port()), DMLC_NODE_HOST="127.0.0.1")
+    shared.update(DMLC_PS_ROOT_PORT=str(free_port("127.0.0.1")), DMLC_NODE_HOST="127.0.0.1")
     script = ["python", str(ROOT / "run_pretraining_byteps.py"), *TRAINING]
     with contextlib.ExitStack() as stack:
         runs = []

@@ -19,6 +19,7 @@ from comm.watch.run_processes import (
     silent_hosts,
     uses_byteps,
 )
+from hosts.addresses import free_port
 from tests.processes import LIMIT, until
 
 WORKER = {"DMLC_ROLE": "worker"}
@@ -74,7 +75,7 @@ def stop(pid):
 
 def test_what_is_seen_of_a_byteps_run():
     """A stopped rank and a server are seen; what started a server, and another run's rank, are not."""
-    run = {**RUN, "DMLC_PS_ROOT_PORT": free_port()}
+    run = {**RUN, "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1"))}
     own = {**run, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_RANK": "0"}
     assert uses_byteps(own)
     python = [sys.executable, "-c"]
@@ -119,11 +120,6 @@ def test_hosts_that_do_not_answer():
         assert silent_hosts(own, 5) == ["255.255.255.255"]
     assert describe_run(own, ask_others=True) == "255.255.255.255 (ranks 2, 3) does not answer at port 22"
     assert describe_run(own, ask_others=False) == "" == describe_run({}, ask_others=True)
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
 
 
 def test_a_scheduler_that_does_not_answer():

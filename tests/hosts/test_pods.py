@@ -7,12 +7,12 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from hosts.addresses import free_port
 from tests.hosts.manifests import command, objects
 from tests.processes import ROOT, start_command, wait_for_file
 from training.checkpoint import list_steps
@@ -22,14 +22,6 @@ TRAINING = [
     *("--log_interval", "5", "--ckpt_interval", "100000", "--progress", "lines"),
 ]
 PART = ROOT / "tests" / "hosts" / "part.py"
-
-
-def free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 class Run:
@@ -46,7 +38,7 @@ class Run:
         self._secret.write_text(secret["secret"], "ascii")
 
     def start(self, stack: contextlib.ExitStack) -> dict[str, object]:
-        ports = free_ports(2)
+        ports = free_port("127.0.0.1"), free_port("127.0.0.1")
         pods = {}
         for job in self.jobs:
             words = command(job["spec"]["template"]["spec"])
