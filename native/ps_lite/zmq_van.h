@@ -5,6 +5,10 @@
 // under the lock that senders need. This one frees all of a message with its last reader, and its threads sleep until
 // there is a message. Frames are the same: the identity of the sender, the description, the data.
 //
+// A worker has two connections to each server. What has no values, requests to pull and acknowledgements, has one of
+// its own: on one for both it waits behind all values that are queued, so that a worker pulled only when it had pushed
+// everything, and half of its link was idle at any time.
+//
 // It is compiled into van.cc (-include, see build.mk), whose own #include of src/zmq_van.h the guard then leaves empty.
 #ifndef PS_ZMQ_VAN_H_
 #define PS_ZMQ_VAN_H_
@@ -166,7 +170,7 @@ class ZMQVan : public Van {
       if (!context_) {
         context_ = zmq_ctx_new();
         CHECK(context_) << zmq_strerror(errno);
-        zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, GetEnv("BYTEPS_ZMQ_MAX_SOCKET", 1024));
+        zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, GetEnv("BYTEPS_ZMQ_MAX_SOCKET", 2048));
         zmq_ctx_set(context_, ZMQ_IO_THREADS, GetEnv("BYTEPS_ZMQ_NTHREADS", 4));
       }
     }
@@ -177,6 +181,7 @@ class ZMQVan : public Van {
     Van::Stop();
     const std::lock_guard<std::mutex> hold(lock_);
     connections_.clear();
+    quick_.clear();
     listener_.reset();
     zmq_ctx_destroy(context_);
     context_ = nullptr;
@@ -206,31 +211,28 @@ class ZMQVan : public Van {
     CHECK(!node.hostname.empty());
     // Workers have nothing to say to other workers, servers nothing to other servers.
     const bool peer = node.role == my_node_.role && node.id != my_node_.id;
-    std::shared_ptr<ZmqChannel> channel;
-    if (!peer || standalone_) {
-      channel.reset(new ZmqChannel(context_, ZMQ_DEALER));
-      if (my_node_.id != Node::kEmpty) {
-        const std::string own = Identity(my_node_.id);
-        CHECK_EQ(zmq_setsockopt(channel->socket, ZMQ_IDENTITY, own.data(), own.size()), 0);
-      }
-      const std::string address = Address(node.hostname, node.port);
-      CHECK_EQ(zmq_connect(channel->socket, address.c_str()), 0) << address << ": " << zmq_strerror(errno);
-      // Servers answer a worker through the connection that it has made.
-      if (worker_ && my_node_.id != Node::kEmpty) Listen(channel.get());
-    }
+    std::shared_ptr<ZmqChannel> channel, quick;
+    const bool known = my_node_.id != Node::kEmpty;
+    if (!peer || standalone_) channel = Open(node, known ? Identity(my_node_.id) : "");
+    if (worker_ && known && node.role == Node::SERVER) quick = Open(node, QuickIdentity(my_node_.id));
     const std::lock_guard<std::mutex> hold(lock_);
     connections_.erase(node.id);
+    quick_.erase(node.id);
     if (channel) connections_[node.id] = channel;
+    if (quick) quick_[node.id] = quick;
   }
 
   int SendMsg(Message& message) override {
     const int id = message.meta.recver;
     CHECK_NE(id, Meta::kEmpty);
+    const bool data = message.meta.control.empty() && !message.meta.simple_app;
+    const bool quick = data && (message.data.size() < 2 || message.data[1].size() == 0);
     std::shared_ptr<ZmqChannel> channel;
     {
       const std::lock_guard<std::mutex> hold(lock_);
-      const auto found = connections_.find(id);
-      if (found != connections_.end()) channel = found->second;
+      const auto& connections = quick && quick_.count(id) ? quick_ : connections_;
+      const auto found = connections.find(id);
+      if (found != connections.end()) channel = found->second;
     }
     if (!channel) {
       LOG(WARNING) << "there is no connection to node " << id;
@@ -238,10 +240,10 @@ class ZMQVan : public Van {
     }
     ZmqFrames frames;
     const auto add = [&frames](ZmqFrame* frame) { frames.emplace_back(frame); };
-    const bool data = message.meta.control.empty() && !message.meta.simple_app;
-    if (!worker_ && data && IsWorker(id)) {
+    const bool answer = !worker_ && data && IsWorker(id);
+    if (answer) {
       channel = listener_;
-      add(new ZmqFrame(Identity(id)));
+      add(new ZmqFrame(quick ? QuickIdentity(id) : Identity(id)));
       add(new ZmqFrame(Identity(my_node_.id)));
     }
     char* description = nullptr;
@@ -254,7 +256,12 @@ class ZMQVan : public Van {
       add(new ZmqFrame(owner->data(), owner->size(), release, owner));
       bytes += static_cast<int>(each.size());
     }
-    if (!channel->Send(frames)) {
+    bool sent = channel->Send(frames);
+    if (!sent && answer && quick && errno == EHOSTUNREACH) {  // this connection does not stand yet, the other does
+      frames[0].reset(new ZmqFrame(Identity(id)));
+      sent = channel->Send(frames);
+    }
+    if (!sent) {
       LOG(WARNING) << "a message to node " << id << " is not sent: " << zmq_strerror(errno);
       return -1;
     }
@@ -281,6 +288,17 @@ class ZMQVan : public Van {
   }
 
  private:
+  // A connection under a name; as a worker that has its number, also for what comes back through it.
+  std::shared_ptr<ZmqChannel> Open(const Node& node, const std::string& own) {
+    std::shared_ptr<ZmqChannel> channel(new ZmqChannel(context_, ZMQ_DEALER));
+    if (!own.empty()) CHECK_EQ(zmq_setsockopt(channel->socket, ZMQ_IDENTITY, own.data(), own.size()), 0);
+    const std::string address = Address(node.hostname, node.port);
+    CHECK_EQ(zmq_connect(channel->socket, address.c_str()), 0) << address << ": " << zmq_strerror(errno);
+    // Servers answer a worker through the connections that it has made.
+    if (worker_ && !own.empty()) Listen(channel.get());
+    return channel;
+  }
+
   void Listen(ZmqChannel* channel) {
     channel->Receive([this](ZmqFrames&& frames) {
       if (frames.size() < 2) return;  // no message of ps-lite's
@@ -294,11 +312,12 @@ class ZMQVan : public Van {
   }
 
   static std::string Identity(int id) { return "ps" + std::to_string(id); }
+  static std::string QuickIdentity(int id) { return "pq" + std::to_string(id); }
 
   // The node of an identity; Meta::kEmpty where it has none yet.
   static int Number(const char* identity, size_t bytes) {
     const std::string text(identity, bytes);
-    if (text.compare(0, 2, "ps") != 0 || text.size() < 3 || text.size() > 9) return Meta::kEmpty;
+    if ((text.compare(0, 2, "ps") != 0 && text.compare(0, 2, "pq") != 0) || text.size() < 3 || text.size() > 9) return Meta::kEmpty;
     if (text.find_first_not_of("0123456789", 2) != std::string::npos) return Meta::kEmpty;
     return std::stoi(text.substr(2));
   }
@@ -312,6 +331,7 @@ class ZMQVan : public Van {
   std::shared_ptr<ZmqChannel> listener_;
   std::mutex lock_;  // of the connections
   std::map<int, std::shared_ptr<ZmqChannel>> connections_;
+  std::map<int, std::shared_ptr<ZmqChannel>> quick_;  // from a worker to servers, of what has no values
 };
 
 }  // namespace ps
