@@ -32,6 +32,7 @@ from comm.base import (
 from comm.bits import bits_of
 from comm.byteps.environment import complete_environment, read_place
 from comm.byteps.library import BytePSLibrary
+from comm.byteps.numbering import Servers, even_numbers, read_servers
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
@@ -75,7 +76,7 @@ class BytePSCommunicator(Unwatched):
         self._np: Any = importlib.import_module("numpy")
         self._library = BytePSLibrary()
         self._library.start(place.local_rank)
-        self._channels = Channels(self._library)
+        self._channels = Channels(self._library, read_servers(environ, place))
         self._plans: dict[tuple[tuple[str, int], ...], list[Bucket]] = {}
         self._buffers: dict[str, NDArray] = {}
         self._open = True
@@ -244,14 +245,17 @@ class Channels:
     the use of a channel thereafter begins with name A again. A training step that agrees after it has
     averaged never needs the second name, and it is declared only when needed.
 
+    Names get numbers with which the servers have equal shares (comm.byteps.numbering).
+
     New names are made known while none of our sums is on its way. The server's handler inserts them into
     tables that its engine threads read without a lock.
     """
 
-    def __init__(self, library: BytePSLibrary) -> None:
-        self._library = library
+    def __init__(self, library: BytePSLibrary, servers: Servers | None = None) -> None:
+        self._library, self._servers = library, servers
         self._channels: dict[str, _Channel] = {}
         self._declared: set[str] = set()
+        self._numbers = 0  # given by BytePS so far
         self._era = 0
         self._pending: dict[str, NDArray] = {}
 
@@ -262,7 +266,7 @@ class Channels:
         new. meeting: the sum is itself how the ranks meet; it cannot rely on having met.
         """
         names = [self._next_name(item, meeting) for item in sums]
-        new = [name for name in names if name not in self._declared]
+        new = {name: item for name, item in zip(names, sums) if name not in self._declared}
         release = self._announce(new, sums, compressor) if new else None
         for name, item in zip(names, sums):
             self._library.push_pull(item.array, name, item.priority)
@@ -303,14 +307,21 @@ class Channels:
         return f"{item.key}.{'AB'[channel.turn]}"
 
     def _announce(
-        self, names: Sequence[str], sums: Sequence[Sum], compressor: Mapping[str, str]
+        self, new: Mapping[str, Sum], sums: Sequence[Sum], compressor: Mapping[str, str]
     ) -> Callable[[], None]:
         """Declares names. Their first push_pull makes them known to the servers; until the returned function
         is called nothing else travels."""
         self.wait()
-        for name in names:
-            self._library.declare(name, compressor)
-        self._declared.update(names)
+        numbers = list(range(self._numbers, self._numbers + len(new)))
+        if self._servers:
+            sizes = [item.array.size * item.array.dtype().itemsize for item in new.values()]
+            numbers = even_numbers(sizes, self._servers, self._numbers)
+        named = dict(zip(numbers, new))
+        for number in range(self._numbers, max(named) + 1):
+            unused = number not in named
+            self._library.declare(named.get(number, f"unused.{number}"), {} if unused else compressor)
+        self._numbers = max(named) + 1
+        self._declared.update(new)
         return self._library.hold([item.array for item in sums])
 
 

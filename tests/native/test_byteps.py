@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 
 import pytest
 
+from comm.byteps.numbering import Servers, server_of
+from hosts.addresses import free_port
 from tests.processes import ROOT, nothing_new
 
 WORKER = str(ROOT / "tests/native/byteps_worker.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def processes(workers, local_ranks, task, prefix="", **changes):
@@ -28,7 +23,7 @@ def processes(workers, local_ranks, task, prefix="", **changes):
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1")),
         "DMLC_NODE_HOST": "127.0.0.1",
         "BYTEPS_LOCAL_SIZE": str(local_ranks),
         "OMP_NUM_THREADS": "1",
@@ -117,3 +112,52 @@ def test_the_one_bit_compressor_works(together):
     # It goes through ReadyTable::SetReadyCount, which has no return statement (setup/byteps_build.py).
     changes = {"BYTEPS_FORCE_DISTRIBUTED": "1", "BYTEPS_THREADPOOL_SIZE": "2"}
     succeed(together(processes(1, 1, "onebit", **changes)))
+
+
+AVERAGE = """
+import mxnet as mx
+from comm.byteps.communicator import BytePSCommunicator
+
+comm = BytePSCommunicator(bucket_bytes=4096)
+sizes = (30000, 700, 9000, 1200, 20000, 50, 2500, 4100)
+arrays = [mx.nd.full((size,), comm.rank + 1) for size in sizes]
+for turn in range(3):
+    comm.average(arrays)
+    for array in arrays:
+        assert (array.asnumpy() == 1.5).all()
+        array[:] = comm.rank + 1
+comm.close()
+"""
+ASSIGNED = re.compile(r"key (\d+) assigned to server (\d+), accumulated workload for this server is (\d+)")
+
+
+@pytest.mark.parametrize("apart, beside", [(3, 0), (8, 0), (1, 2)])
+def test_partitions_go_to_the_servers_that_are_meant(together, apart, beside):
+    """Each host an address of the loopback interface; BytePS's own log says where each partition goes. With
+    numbers in a row the fullest of three servers had 1.19 times the mean."""
+    shared = {
+        **{"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": str(apart + beside), "BYTEPS_LOCAL_SIZE": "1"},
+        **{"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1"))},
+        **{"BYTEPS_LOG_LEVEL": "DEBUG", "BYTEPS_PARTITION_BYTES": "4096", "OMP_NUM_THREADS": "1"},
+        **{"PYTHONPATH": str(ROOT), **({"BYTEPS_ENABLE_MIXED_MODE": "1"} if apart and beside else {})},
+    }
+    serve, started = [sys.executable, "-c", "import byteps.server"], {}
+    started["scheduler"] = (serve, {**shared, "DMLC_ROLE": "scheduler", "DMLC_NODE_HOST": "127.0.0.1"})
+    for number in range(apart + beside):  # workers are on hosts 2 and 3
+        host = f"127.0.0.{2 + number if beside else 4 + number}"
+        started[f"server{number}"] = (serve, {**shared, "DMLC_ROLE": "server", "DMLC_NODE_HOST": host})
+    for worker in range(2):
+        own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(worker), "BYTEPS_LOCAL_RANK": "0"}
+        own["DMLC_NODE_HOST"] = f"127.0.0.{2 + worker}"
+        started[f"rank{worker}"] = ([sys.executable, "-c", AVERAGE], {**shared, **own})
+    ended = together(started)
+    succeed(ended)
+    servers = Servers(2, apart, beside, 4096)
+    for rank in ("rank0", "rank1"):
+        lines = [tuple(map(int, line)) for line in ASSIGNED.findall(ended[rank].output)]
+        found = {key: server for key, server, _ in lines}
+        assert len(found) > 130
+        assert found == {key: server_of(key >> 16, key % 2**16, servers) for key in found}
+        loads = {server: load for _, server, load in lines}
+        if not beside:
+            assert max(loads.values()) <= 1.1 * sum(loads.values()) / apart, loads

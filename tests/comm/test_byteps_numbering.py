@@ -1,0 +1,81 @@
+"""Numbers that give BytePS's servers equal shares. tests/native has what BytePS itself makes of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bert.configuration import named_config
+from comm.byteps.environment import read_place
+from comm.byteps.numbering import Servers, even_numbers, hash_of, read_servers, server_of, share_apart
+from comparison.projection.workload import bert_parts
+
+
+@pytest.mark.parametrize("model", ["bert_12_768_12", "bert_24_1024_16"])
+@pytest.mark.parametrize("count, most", [(2, 1.01), (3, 1.01), (5, 1.02), (8, 1.02), (16, 1.05), (32, 1.25)])
+def test_no_server_has_much_more_than_the_mean(model, count, most):
+    """BERT's gradients in float16; with numbers in a row the fullest of 16 has 1.9 times the mean."""
+    parts = bert_parts(named_config(model))
+    sizes = [2 * size for part in reversed(parts) for size in reversed(part.gradients)]
+    servers = Servers(count, count, 0, 4 << 20)
+    numbers = even_numbers(sizes, servers, 7)
+    assert len(set(numbers)) == len(sizes) and min(numbers) >= 7 and max(numbers) < 7 + len(sizes) + 128
+
+    def fullest(chosen):
+        loads = [0] * count
+        for number, nbytes in zip(chosen, sizes):
+            for part, begin in enumerate(range(0, nbytes, 4 << 20)):
+                loads[server_of(number, part, servers)] += min(4 << 20, nbytes - begin)
+        return max(loads) / (sum(loads) / count)
+
+    assert fullest(numbers) <= most
+    assert numbers == even_numbers(sizes, servers, 7), "all ranks choose the same"
+    if count == 16:
+        assert fullest(range(7, 7 + len(sizes))) > 1.4
+
+
+def test_the_hash_is_djb2():
+    """33 times what there is plus the next digit, from 5381, in 64 bits: by hand, and one that wraps."""
+    assert [hash_of(each) for each in (0, 7, 42)] == [177621, 177628, (5381 * 33 + 52) * 33 + 50]
+    value = 5381
+    for digit in "12345678901234567890":
+        value = (value << 5) + value + ord(digit)
+    assert hash_of(12345678901234567890) == value % 2**64
+
+
+def test_servers_apart_take_the_share_that_mixing_gives_them():
+    """OSDI 2020, section 4.1, up to BytePS's rounding to 1/101; the rest is shared by the servers beside the
+    workers. With k = h there is none."""
+    for workers, apart in ((2, 1), (4, 2), (8, 4), (8, 8)):
+        servers = Servers(workers, apart, workers, 4096)
+        places = [server_of(array, part, servers) for array in range(300) for part in range(30)]
+        share = share_apart(servers)
+        assert share == pytest.approx(2 * apart * (workers - 1) / (workers**2 + apart * workers - 2 * apart))
+        assert sum(place < apart for place in places) / len(places) == pytest.approx(share, abs=0.03)
+        assert set(places) == set(range(apart if apart == workers else workers + apart))
+        generator = random.Random(workers)
+        sizes = [generator.randrange(4000, 100_000) for _ in range(200)]
+        loads = [0] * (workers + apart)
+        for number, nbytes in zip(even_numbers(sizes, servers, 1), sizes):
+            for part, begin in enumerate(range(0, nbytes, 4096)):
+                loads[server_of(number, part, servers)] += min(4096, nbytes - begin)
+        for own, share_of_one in ((loads[:apart], share / apart), (loads[apart:], (1 - share) / workers)):
+            assert max(own) <= 1.03 * share_of_one * sum(loads) + 4096
+
+
+def test_the_users_own_hash_is_left_to_the_user():
+    own = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_RANK": "0"}
+    own.update(
+        BYTEPS_LOCAL_SIZE="3", DMLC_NUM_SERVER="3", DMLC_PS_ROOT_URI="10.0.0.1", DMLC_PS_ROOT_PORT="9000"
+    )
+    own["BYTEPS_PARTITION_BYTES"] = "12289"
+
+    def servers(**more):
+        return read_servers({**own, **more}, read_place({**own, **more}))
+
+    assert servers() == Servers(2, 3, 0, 2 * 12288)
+    assert servers(BYTEPS_ENABLE_MIXED_MODE="1") == Servers(2, 1, 2, 2 * 12288)
+    assert servers(BYTEPS_KEY_HASH_FN="naive") is None
+    assert servers(BYTEPS_ENABLE_MIXED_MODE="1", BYTEPS_MIXED_MODE_BOUND="211") is None
+    assert servers(DMLC_NUM_WORKER="1") is None
