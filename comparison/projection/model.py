@@ -35,13 +35,16 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
-from typing import Callable, Mapping, NamedTuple, Sequence, Union
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
+from comm.byteps.numbering import Servers, even_numbers, server_of
 from comparison.projection.clusters import Cluster
+from comparison.projection.servers import Exchange
 from comparison.projection.workload import Message, Workload
 
 SEPARATE, COLOCATED, MIXED = "separate", "colocated", "mixed"
 PLACEMENTS = (COLOCATED, SEPARATE, MIXED)
+BUCKET_BYTES = 1 << 20  # comm.byteps packs smaller arrays together
 
 
 class Shape(NamedTuple):
@@ -164,15 +167,15 @@ class HierarchicalRing(_Ring):
 
 
 class BytePS:
-    """`servers`: how many; None: as many as hosts. `placement`: one of PLACEMENTS."""
+    """`servers`: how many; None: as many as hosts. `placement`: one of PLACEMENTS. `even`: whether arrays
+    have the numbers that comm.byteps gives them, not consecutive ones as with BytePS alone."""
 
     key = "byteps"
 
-    def __init__(self, servers: int | None = None, placement: str = COLOCATED):
+    def __init__(self, servers: int | None = None, placement: str = COLOCATED, even: bool = True):
         if placement not in PLACEMENTS:
             raise ValueError(f"a placement {placement!r}")
-        self.servers = servers
-        self.placement = placement
+        self.servers, self.placement, self.even = servers, placement, even
 
     @property
     def title(self) -> str:
@@ -180,30 +183,41 @@ class BytePS:
         return f"BytePS, {count}, {self.placement}"
 
     def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
-        """A pipeline: every partition goes through its phases in order, and each resource serves what came
-        first. `messages`: in the order in which they become ready."""
-        size = cluster.partition_bytes
-        pieces = [
-            Message(ready_s, min(size, nbytes - begin))
-            for ready_s, nbytes in messages
-            for begin in range(0, nbytes, size)
-        ]
-        phases = [self._phases(piece.nbytes, shape, cluster) for piece in pieces]
-        waiting = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
-        heapq.heapify(waiting)
-        free: dict[str, float] = {}
-        ends = 0.0
-        spans = []
-        while waiting:
-            arrived, index, number = heapq.heappop(waiting)
-            phase = phases[number][index]
-            begin = max(arrived, free.get(phase.resource, 0.0))
-            free[phase.resource] = begin + phase.busy_s
-            done = begin + phase.busy_s + phase.delay_s
+        """A pipeline: every partition is added up inside its hosts, exchanged with its server, and handed out
+        inside. `messages`: in the order in which they become ready."""
+        count = shape.hosts if self.servers is None else self.servers
+        apart = 0 if self.placement == COLOCATED else count
+        beside = {COLOCATED: count, SEPARATE: 0, MIXED: shape.hosts}[self.placement]
+        servers = Servers(max(2, shape.hosts), apart, beside, cluster.partition_bytes)
+        pieces = list(_pieces(messages, servers, self.even))
+        moved = (shape.local - 1) / shape.local / cluster.intra_bytes_s(shape.local)
+        steps = (shape.local - 1) * cluster.intra_latency_us
+        delay = (cluster.call_latency_us + steps) * 1e-6 if shape.local > 1 else 0.0
+        exchange = Exchange(servers, cluster.inter_bytes_s, cluster.inter_latency_us * 1e-6)
+        # Adding up and handing out share a host's links, and what comes first is served first. Several
+        # partitions are on their way at once, so latency delays them and keeps nothing busy.
+        inside = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
+        heapq.heapify(inside)
+        free = ends = 0.0
+        spans: list[tuple[float, float]] = []
+        begun: dict[int, float] = {}
+        while inside or exchange.next_s < math.inf:
+            begin = max(inside[0][0], free) if inside else math.inf
+            if exchange.next_s <= begin:
+                for done, number in exchange.advance():
+                    spans.append((begun[number], done))
+                    heapq.heappush(inside, (done, 1, number))
+                continue
+            _, handed_out, number = heapq.heappop(inside)
+            free = begin + pieces[number].nbytes * moved
+            done = free + delay
             spans.append((begin, done))
-            if index + 1 < len(phases[number]):
-                heapq.heappush(waiting, (done, index + 1, number))
             ends = max(ends, done)
+            if not handed_out and shape.hosts == 1:
+                heapq.heappush(inside, (done, 1, number))
+            elif not handed_out:
+                begun[number] = done
+                exchange.add(done, number, pieces[number].server, pieces[number].nbytes)
         carried = self.carried(shape.hosts) if shape.hosts > 1 else 0.0
         sent = carried * sum(piece.nbytes for piece in pieces)
         return Travel(ends, _merged(spans), sent, len(pieces))
@@ -218,22 +232,6 @@ class BytePS:
             return 2 * hosts * (hosts - 1) / (hosts**2 + servers * hosts - 2 * servers)
         return 1 + (hosts - 2) * math.ceil(servers / hosts) / servers
 
-    def _phases(self, nbytes: int, shape: Shape, cluster: Cluster) -> list[_Phase]:
-        moved = (shape.local - 1) / shape.local * nbytes / cluster.intra_bytes_s(shape.local)
-        steps = (shape.local - 1) * cluster.intra_latency_us
-        inside = _Phase("inside", moved, (cluster.call_latency_us + steps) * 1e-6)
-        if shape.local == 1:
-            inside = _Phase("inside", 0.0, 0.0)
-        if shape.hosts == 1:
-            return [inside, inside]
-        network = nbytes * self.carried(shape.hosts) / cluster.inter_bytes_s
-        delay = cluster.inter_latency_us * 1e-6
-        between = [_Phase("network", network, 2 * delay)]
-        if self.placement == SEPARATE:
-            # Interfaces send and receive at the same time: while one partition is pulled the next is pushed.
-            between = [_Phase("push", network, delay), _Phase("pull", network, delay)]
-        return [inside, *between, inside]
-
 
 Strategy = Union[FlatRing, HierarchicalRing, BytePS]  # ways to average gradients
 STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
@@ -241,14 +239,32 @@ STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
 }
 
 
-class _Phase(NamedTuple):
-    """`resource` is taken for `busy_s`; `delay_s` later the next phase may begin. Reducing and handing out
-    inside a host share its links; several partitions are on their way at once, so latency delays them and
-    keeps nothing busy."""
+class _Piece(NamedTuple):
+    """A partition."""
 
-    resource: str
-    busy_s: float
-    delay_s: float
+    ready_s: float
+    nbytes: int
+    server: int
+
+
+def _pieces(messages: Sequence[Message], servers: Servers, even: bool) -> Iterator[_Piece]:
+    """Small neighbours share a bucket, as comm.byteps packs them; a bucket is cut into partitions. Number 0
+    has been given to the ranks' votes."""
+    buckets: list[Message] = []
+    limit = 0  # of the last bucket, if it may take more
+    for ready_s, nbytes in messages:
+        if buckets and buckets[-1].nbytes + nbytes <= limit:
+            buckets[-1] = Message(ready_s, buckets[-1].nbytes + nbytes)
+        else:
+            buckets.append(Message(ready_s, nbytes))
+            limit = BUCKET_BYTES if nbytes < BUCKET_BYTES else 0
+    numbers: Sequence[int] = range(1, len(buckets) + 1)
+    if even:
+        numbers = even_numbers([bucket.nbytes for bucket in buckets], servers, 1)
+    size = servers.partition_bytes
+    for number, (ready_s, nbytes) in zip(numbers, buckets):
+        for part, begin in enumerate(range(0, nbytes, size)):
+            yield _Piece(ready_s, min(size, nbytes - begin), server_of(number, part, servers))
 
 
 def _sent_by_ring(members: int) -> float:

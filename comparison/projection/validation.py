@@ -181,7 +181,7 @@ UNIVERSITY_DAYS = _university(DAYS, 7.19, 4.19, 2.23, 1.21)
 
 CASES = (
     _dlperf("float16", 128, 544.31, 1000.15, 1970.59, 3825.21, 7327.5, 14822.31),
-    _claim("BytePS", BytePS(None, SEPARATE), 0.90, _CLAIM),
+    _claim("BytePS", BytePS(None, SEPARATE, even=False), 0.90, _CLAIM),
     _claim(
         "Horovod", HierarchicalRing(), 0.70, f"hierarchical as in their script ({BYTEPS_SCRIPTS}); length 128"
     ),

@@ -69,25 +69,31 @@ def test_a_hierarchical_ring_after_the_backward_pass(gpus):
 @pytest.mark.parametrize("hosts", [2, 3, 8, 32])
 @pytest.mark.parametrize("servers", [1, 2, 8, 32, 40])
 def test_servers_apart_are_bound_by_the_busier_interface(hosts, servers):
-    """max(M / B, h M / (k B)): OSDI 2020, table 1. Pushing and pulling overlap, so that only the first and
-    the last partition do not run at that speed."""
-    cluster = replace(SILENT, gpus_per_host=1, partition_bytes=65536)
+    """max(M / B, h s M / B) with the share s of the fullest server, 1 / k at least: OSDI 2020, table 1.
+    Pushing and pulling overlap, so that only the first and the last partition of each server do not run at
+    that speed."""
+    size = 16384
+    cluster = replace(SILENT, gpus_per_host=1, partition_bytes=size)
     work = workload(overlap=False)
     seconds = max(1.0, hosts / servers) * work.total_bytes / INTER
     found = project(work, BytePS(servers, SEPARATE), cluster, hosts)
-    rest = max(1.0, hosts / servers) * 65536 / INTER
-    assert seconds <= found.exposed_s <= seconds + rest + 1e-12
+    # What the fullest server has more than the mean, 70% of it here, it may get at the end.
+    rest = 0.7 * hosts / servers * work.total_bytes / INTER + 2 * max(servers, hosts) * size / INTER
+    assert seconds <= found.exposed_s <= seconds + rest
+    if servers == 1:
+        assert found.exposed_s == pytest.approx(seconds + hosts * size / INTER, rel=0.01)
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 32, 128])
 def test_servers_on_all_worker_hosts_are_as_fast_as_a_ring(hosts):
-    """2 (h - 1) M / (h B): OSDI 2020, table 1."""
-    cluster = replace(SILENT, gpus_per_host=1)
+    """2 (h - 1) M / (h B): OSDI 2020, table 1, but for what the hash gives the fullest more than the mean,
+    which is little with many partitions for each server."""
+    cluster = replace(SILENT, gpus_per_host=1, partition_bytes=16384 if hosts < 32 else 4096)
     work = workload(overlap=False)
     found = project(work, BytePS(None, COLOCATED), cluster, hosts)
-    assert found.exposed_s == pytest.approx(2 * (hosts - 1) / hosts * work.total_bytes / INTER, rel=1e-12)
     ring = project(work, FlatRing(), cluster, hosts)
-    assert found.exposed_s == pytest.approx(ring.exposed_s, rel=1e-12)
+    assert ring.exposed_s == pytest.approx(2 * (hosts - 1) / hosts * work.total_bytes / INTER, rel=1e-12)
+    assert ring.exposed_s <= found.exposed_s <= 1.25 * ring.exposed_s
 
 
 @pytest.mark.parametrize(("hosts", "servers"), [(2, 1), (4, 2), (32, 4), (32, 8), (8, 8)])
@@ -205,11 +211,13 @@ def test_fusion_saves_latency():
 
 
 def test_partitions_keep_all_interfaces_busy():
-    """Two phases of equal time overlap but for one partition, whatever the order of arrival."""
+    """Two phases of equal time overlap but for one partition of each server. Small neighbours travel in
+    buckets of a megabyte."""
     cluster = replace(SILENT, gpus_per_host=1, partition_bytes=1000)
-    found = BytePS(2, SEPARATE).travel([Message(0.0, 100_000)], shape_of(2, 1), cluster)
-    assert found.collectives == 100
-    assert found.ends_s == pytest.approx((100_000 + 1000) / INTER)
+    messages = [Message(0.0, 400_000), Message(0.0, 500_000), Message(0.0, 200_000)]
+    found = BytePS(1, SEPARATE).travel(messages, shape_of(2, 1), cluster)
+    assert found.collectives == 900 + 200
+    assert found.ends_s == pytest.approx(2 * (1_100_000 + 1000) / INTER)
     assert found.busy_s == pytest.approx(found.ends_s)
 
 
