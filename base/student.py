@@ -47,6 +47,23 @@ def mean_test(values: Sequence[float], confidence: float) -> MeanTest:
     return MeanTest(mean, mean - half, mean + half, two_sided_p(mean / error, count - 1))
 
 
+def within_test(values: Sequence[float], bound: float) -> float:
+    """p-value of the test that the mean lies between -`bound` and `bound`: the larger of two one-sided
+    t-tests (D. J. Schuirmann, 1987). Values without any spread get the sign test, as in `mean_test`.
+
+    Raises:
+        ValueError: as `mean_test`.
+    """
+    count = len(values)
+    test = mean_test(values, 0.5)
+    error = (test.high - test.mean) / critical_t(0.5, count - 1)
+    inside = bound - abs(test.mean)
+    if error <= ROUNDING / math.sqrt(count):
+        return 0.5**count if inside > 0 else 1.0
+    p = two_sided_p(inside / error, count - 1) / 2
+    return p if inside > 0 else 1 - p
+
+
 def two_sided_p(t: float, freedom: int) -> float:
     """Probability that Student's t with `freedom` degrees of freedom is further from 0 than `t`.
 

@@ -19,7 +19,7 @@ import statistics
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
 
 from base import machine
 from base.errors import InputError
@@ -27,7 +27,7 @@ from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
 from comparison.backends import ROOT, Cluster
-from comparison.report import Report, as_json, beside, write_text
+from comparison.report import PLANNING, Report, as_json, beside, write_text
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -41,8 +41,16 @@ _VARIABLES = (
 _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
 
+
+class _Work(Hashable, Protocol):
+    """A launch to be made."""
+
+    @property
+    def repeat(self) -> int: ...
+
+
 R = TypeVar("R")  # what a launch has left
-W = TypeVar("W", bound=Hashable)  # a launch to be made
+W = TypeVar("W", bound=_Work)
 
 
 class Store:
@@ -242,6 +250,7 @@ class Campaign(abc.ABC, Generic[W, R]):
         interrupt: KeyboardInterrupt | None = None
         progress = Printed(lines=sys.stdout)  # a bar on a terminal, lines in a log
         progress.begin("", len(self.works), "launch", len(self.made))
+        planned = False
         try:
             if len(self.made) < len(self.works):
                 self.prepare(progress)
@@ -256,6 +265,11 @@ class Campaign(abc.ABC, Generic[W, R]):
                 words = f"about {duration(left)} left" if left else "none left"
                 progress.finish(self.title(work), said.text, words + beside(said.others), said.failed)
                 self.after(progress, work)
+                if todo and not planned and all(each.repeat > 1 for each in todo):
+                    planned = True  # two repeats of all say how many it takes
+                    found = self.report_of(list(self.made.values()), False)[0].content[PLANNING]
+                    if found:
+                        progress.note(found.sentence)
         except KeyboardInterrupt as signalled:
             interrupt = signalled
         finally:

@@ -25,6 +25,9 @@ Part = Union[str, Table]
 BUSY = 0.1  # of this machine's CPU time: where other programs take more, figures are marked
 
 
+PLANNING = "planning"  # of a report's content, see comparison.verdicts
+
+
 class Report(NamedTuple):
     """A report before it is written.
 

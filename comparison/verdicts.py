@@ -12,10 +12,15 @@ import math
 import statistics
 from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
-from base.student import DIFFERENT, NOT_SHOWN, holm, mean_test
+from base.student import DIFFERENT, NOT_SHOWN, critical_t, holm, mean_test, within_test
 
 FEWEST_REPEATS = 5
 TOO_FEW = "too few repeats"
+MARGIN = 0.05  # of the ratio, within which two backends are called equal
+EQUAL = f"equal within {MARGIN:.0%}"
+PLANNED = (0.05, 0.1)  # differences for which a report names the repeats
+POWER = 0.8  # probability with which such a difference shall be shown
+MOST_REPEATS = 1000
 
 G = TypeVar("G", bound=Hashable)
 Samples = Mapping[str, Mapping[int, float]]  # contender -> repeat -> a positive value, smaller is faster
@@ -36,8 +41,10 @@ class Pair(NamedTuple):
 
     `ratio`: geometric mean of second / first over their common repeats, NaN without any; above 1 the first
     is faster. `low`, `high`: its confidence interval, for this pair alone; None where there are too few
-    repeats. `p`: of the test, `adjusted`: after Holm over all pairs of the report. `verdict`: DIFFERENT,
-    NOT_SHOWN or TOO_FEW; `faster`: one of the two where they are different.
+    repeats. `p`: of the test, `adjusted`: after Holm over all pairs of the report; `equal`: adjusted, too, of
+    the test that the ratio is within MARGIN of 1. `verdict`: DIFFERENT, EQUAL, NOT_SHOWN or TOO_FEW;
+    `faster`: one of the two where they are different. `deviation`: of the ratio's logarithm, from repeat to
+    repeat.
     """
 
     group: Any
@@ -51,6 +58,8 @@ class Pair(NamedTuple):
     adjusted: float | None
     verdict: str
     faster: str | None = None
+    equal: float | None = None
+    deviation: float | None = None
 
 
 def rule(confidence: float) -> str:
@@ -63,7 +72,9 @@ def rule(confidence: float) -> str:
         " p-value, adjusted by Holm's method over all pairs of backends in this report, is at most"
         f" {error}: where no two backends differ, the probability that a report like this one contains even"
         f" a single false verdict is at most {error}, as far as the logarithms of the ratios are roughly"
-        ' normal. Otherwise it says "no difference shown", which does not say that there is none. With fewer'
+        f' normal. Otherwise two one-sided tests, adjusted in the same way, may show them "{EQUAL}", falsely'
+        f" in at most {error} of reports; where neither is shown it says"
+        ' "no difference shown", which does not say that there is none. With fewer'
         f" than {FEWEST_REPEATS} repeats in common there is no verdict. The intervals of the ratios have"
         f" {100 * confidence:.6g}% confidence each, without that adjustment: one that leaves out 1 is no"
         " verdict by itself. The number of repeats has to be fixed beforehand; whoever adds repeats until a"
@@ -103,15 +114,73 @@ def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
         if adjusted <= 1 - confidence:
             pair = pair._replace(verdict=DIFFERENT, faster=pair.first if pair.ratio > 1 else pair.second)
         pairs[index] = pair
+    for index, equal in zip(tested, holm([pairs[index].equal or 0.0 for index in tested])):
+        pair = pairs[index]._replace(equal=equal)
+        if equal <= 1 - confidence and pair.verdict == NOT_SHOWN:
+            pair = pair._replace(verdict=EQUAL)
+        pairs[index] = pair
     return pairs
+
+
+class Planning(NamedTuple):
+    """What the launches made so far say about the repeats that it takes. `deviation`: of the logarithm of a
+    ratio, over `pairs` pairs; `repeats`: by difference, None for more than MOST_REPEATS."""
+
+    deviation: float
+    pairs: int
+    repeats: Mapping[float, int | None]
+
+    @property
+    def sentence(self) -> str:
+        shown = [
+            f"{count or f'more than {MOST_REPEATS}'} repeats show one of {difference:.0%}"
+            for difference, count in self.repeats.items()
+        ]
+        return (
+            f"Ratios vary by {self.deviation:.2%} from repeat to repeat (standard deviation, {self.pairs}"
+            f" pairs). A difference is found with {POWER:.0%} probability so: {', '.join(shown)}."
+        )
+
+
+def planning(pairs: Sequence[Pair], confidence: float) -> Planning | None:
+    """The repeats that verdicts take, from the noise alone: means are not looked at, so that whoever chooses
+    --repeats by it keeps the probability of false verdicts. None before a pair has two repeats."""
+    known = [pair for pair in pairs if pair.deviation is not None]
+    if not known:
+        return None
+    freedom = sum(pair.repeats - 1 for pair in known)
+    squares = math.fsum((pair.repeats - 1) * (pair.deviation or 0.0) ** 2 for pair in known)
+    deviation = math.sqrt(squares / freedom)
+    needed = {each: repeats_for(math.log1p(each), deviation, len(pairs), confidence) for each in PLANNED}
+    return Planning(deviation, len(known), needed)
+
+
+def repeats_for(difference: float, deviation: float, tests: int, confidence: float) -> int | None:
+    """Repeats after which a mean of `difference` is shown with probability POWER, if by the hardest of
+    `tests` tests of a family (Holm's first). None for more than MOST_REPEATS.
+
+    The usual approximation: the two quantiles of Student's t, of the test and of the power, times the
+    standard error are no more than the difference.
+    """
+    for repeats in range(FEWEST_REPEATS, MOST_REPEATS + 1):
+        quantiles = critical_t((1 - confidence) / tests, repeats - 1)
+        quantiles += critical_t(2 * (1 - POWER), repeats - 1)
+        if quantiles * deviation <= difference * math.sqrt(repeats):
+            return repeats
+    return None
 
 
 def _pair(group: Hashable, first: str, second: str, samples: Samples, confidence: float) -> Pair:
     common = sorted(samples[first].keys() & samples[second].keys())
     logarithms = [math.log(samples[second][each] / samples[first][each]) for each in common]
+    deviation = statistics.stdev(logarithms) if len(common) > 1 else None
     if len(common) < FEWEST_REPEATS:
         ratio = math.exp(math.fsum(logarithms) / len(common)) if common else math.nan
-        return Pair(group, first, second, len(common), ratio, None, None, None, None, TOO_FEW)
+        pair = Pair(group, first, second, len(common), ratio, None, None, None, None, TOO_FEW)
+        return pair._replace(deviation=deviation)
     test = mean_test(logarithms, confidence)
     ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
-    return Pair(group, first, second, len(common), ratio, low, high, test.p, None, NOT_SHOWN)
+    equal = within_test(logarithms, math.log1p(MARGIN))
+    return Pair(group, first, second, len(common), ratio, low, high, test.p, None, NOT_SHOWN)._replace(
+        equal=equal, deviation=deviation
+    )

@@ -12,8 +12,8 @@ from comparison.canvas import colour, ideal_style, legend_below, new_figure, pla
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
-from comparison.report import Part, Report, busy_mark, marked, where, with_others
-from comparison.verdicts import FEWEST_REPEATS, Pair, Spread, compare, spread
+from comparison.report import PLANNING, Part, Report, busy_mark, marked, where, with_others
+from comparison.verdicts import FEWEST_REPEATS, Pair, Spread, compare, planning, spread
 from comparison.wording import size, verdict, with_range
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ def report_of(
     sentences += _sentences(figures, reasons)
     if facts["repeats"] < FEWEST_REPEATS:
         sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
+    planned = planning(pairs, facts["confidence"])
+    sentences += [planned.sentence] if planned else []
     if not complete:
         done = f"{len(launches)} of {facts['launches']} launches are done"
         sentences = [f"Partial: {done}; the same command continues.", *sentences]
@@ -147,7 +149,8 @@ def report_of(
         }
         for setting in projected
     ]
-    content = {"complete": complete, **facts, "figures": rows, "pairs": pairs, "launches": launches}
+    content = {"complete": complete, **facts, "figures": rows, "pairs": pairs, PLANNING: planned,
+               "launches": launches}  # fmt: skip
     return Report(NAME, document, content, {PICTURE: figure}, [*tables, "\n".join(sentences)], facts["busy"])
 
 

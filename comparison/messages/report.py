@@ -11,8 +11,19 @@ from base.quantities import digits
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, legend_below, new_figure, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
-from comparison.report import Part, Report, busy_mark, marked, where, with_others
-from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread, compare, spread
+from comparison.report import PLANNING, Part, Report, busy_mark, marked, where, with_others
+from comparison.verdicts import (
+    DIFFERENT,
+    EQUAL,
+    FEWEST_REPEATS,
+    MARGIN,
+    NOT_SHOWN,
+    Pair,
+    Spread,
+    compare,
+    planning,
+    spread,
+)
 from comparison.wording import memory, verdict, with_range
 
 if TYPE_CHECKING:
@@ -242,6 +253,8 @@ def report_of(
     outcome = evaluate(cells, messages, launches, left_out, facts["confidence"])
     tables = marked(tables_of(cells, messages, outcome, facts["titles"]), facts["busy"])
     sentences = _sentences(facts, cells, launches, outcome)
+    planned = planning(outcome.pairs, facts["confidence"])
+    sentences += [planned.sentence] if planned else []
     if not complete:
         done = f"{len(launches)} of {len(cells) * facts['repeats']} launches are done"
         sentences = [f"Partial: {done}; the same command continues.", *sentences]
@@ -258,8 +271,9 @@ def report_of(
         "Verdicts. A launch gives one value for a message: the median over its rounds. Two backends are"
         " compared by the logarithm of the ratio of their values within each repeat, with a two-sided paired"
         " t-test. One is called faster only if the p-value, adjusted by Holm's method over all verdicts of"
-        f' this report, is at most {error}; otherwise it says "{NOT_SHOWN}", which does not say that there is'
-        f" none. With fewer than {FEWEST_REPEATS} repeats in common there is no verdict.",
+        f" this report, is at most {error}; equal within {MARGIN:.0%} where two one-sided t-tests, adjusted"
+        f' alike, show that; otherwise it says "{NOT_SHOWN}", which does not say that there is none. With'
+        f" fewer than {FEWEST_REPEATS} repeats in common there is no verdict.",
         *where(facts),
     ]
     # Of each message its figures, or the reason why there are none.
@@ -279,6 +293,7 @@ def report_of(
         **facts,
         "figures": rows,
         "pairs": [pair for pair in outcome.pairs if pair.repeats],
+        PLANNING: planned,
         "starts": [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()],
         "launches": launches,
     }
@@ -299,11 +314,11 @@ def _sentences(
         if reason.startswith("wrong: ")
     ]
     for cell in sorted(cells, key=lambda cell: counts.index(cell.workers)):
-        kinds: dict[str, list[str]] = {"faster": [], "slower": [], NOT_SHOWN: [], "no verdict": []}
+        kinds: dict[str, list[str]] = {"faster": [], "slower": [], EQUAL: [], NOT_SHOWN: [], "no verdict": []}
         for pair in outcome.pairs:
             if Cell(pair.group.backend, pair.group.workers) != cell:
                 continue
-            kind = pair.verdict if pair.verdict == NOT_SHOWN else "no verdict"
+            kind = pair.verdict if pair.verdict in kinds else "no verdict"
             if pair.verdict == DIFFERENT:
                 kind = "faster" if pair.faster == cell.backend else "slower"
             kinds[kind].append(pair.group.message)

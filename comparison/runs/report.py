@@ -9,13 +9,13 @@ import shlex
 from typing import Any, Mapping, Sequence
 
 from base.tables import Table
-from comparison.report import Part, Report, busy_mark, marked, with_others
+from comparison.report import PLANNING, Part, Report, busy_mark, marked, with_others
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
 from comparison.runs.record import TIMED, Record
 from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
 from comparison.settings import Setting
-from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
+from comparison.verdicts import DIFFERENT, EQUAL, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, planning, rule
 from comparison.wording import batch_unit, group_words, title_of
 
 NAME = "report"  # of the files
@@ -70,7 +70,9 @@ def report_of(
         ],
         facts["busy"],
     )
-    first = with_others([*warnings, *summary(results, facts)], shares)
+    planned_repeats = planning(results.pairs, facts["confidence"])
+    said = [*summary(results, facts), *([planned_repeats.sentence] if planned_repeats else [])]
+    first = with_others([*warnings, *said], shares)
     # `launches` are the raw samples; seconds, bytes, nats.
     content = {
         "schema": SCHEMA,
@@ -82,6 +84,7 @@ def report_of(
         "planned": planned,
         "results": results.results,
         "pairs": results.pairs,
+        PLANNING: planned_repeats,
         "compared": compared(planned, facts),
         "greatest_relative_difference": [
             {**group._asdict(), **greatest} for group, greatest in results.greatest_difference.items()
@@ -113,15 +116,19 @@ def summary(results: Results, facts: Mapping[str, Any]) -> list[str]:
         if by_names
         else ["No two backends have figures for the same setting: there is nothing to compare."]
     )
-    undecided: dict[str, list[str]] = {NOT_SHOWN: [], TOO_FEW: []}
+    undecided: dict[str, list[str]] = {EQUAL: [], NOT_SHOWN: [], TOO_FEW: []}
     for (first, second), members in by_names.items():
         kinds = {each.verdict for each in members}
         if DIFFERENT in kinds:
             sentences.append(_decided(first, second, members, facts))
         else:
-            kind = NOT_SHOWN if NOT_SHOWN in kinds else TOO_FEW
+            kind = next((each for each in (NOT_SHOWN, EQUAL) if each in kinds), TOO_FEW)
             undecided[kind].append(f"{title_of(first, facts)} and {title_of(second, facts)}")
-    words = {NOT_SHOWN: "No difference shown", TOO_FEW: "Too few repeats for a verdict"}
+    words = {
+        EQUAL: EQUAL.capitalize(),
+        NOT_SHOWN: "No difference shown",
+        TOO_FEW: "Too few repeats for a verdict",
+    }
     sentences += [f"{words[kind]}: {'; '.join(names)}." for kind, names in undecided.items() if names]
     return [*sentences, *_troubles(results, facts)]
 

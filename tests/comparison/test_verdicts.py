@@ -7,7 +7,21 @@ import math
 import numpy as np
 import pytest
 
-from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, compare, rule, spread
+from base.student import within_test
+from comparison.verdicts import (
+    DIFFERENT,
+    EQUAL,
+    FEWEST_REPEATS,
+    MARGIN,
+    MOST_REPEATS,
+    NOT_SHOWN,
+    TOO_FEW,
+    compare,
+    planning,
+    repeats_for,
+    rule,
+    spread,
+)
 
 CONFIDENCE = 0.95
 RATE = 1 - CONFIDENCE
@@ -75,6 +89,76 @@ def test_the_rate_follows_the_confidence():
     assert low <= false <= high
 
 
+@pytest.mark.parametrize("deviation", [0.001, 0.01, 0.03])
+@pytest.mark.parametrize("factor", [1 + MARGIN, 1 / (1 + MARGIN)])
+def test_backends_at_the_margin_are_seldom_called_equal(factor, deviation):
+    """The hardest case, of 8 groups: a single verdict of equality in a report is a failure."""
+    generator = np.random.default_rng(23)
+    noise = lambda generator, shape: deviation * generator.standard_normal(shape)  # noqa: E731
+    factors = np.array([1.0, factor])
+    found = [compare(draw(generator, noise, 8, 6, ("a", "b"), factors), CONFIDENCE) for _ in range(DRAWS)]
+    tested = [[pair.equal <= RATE for pair in pairs] for pairs in found]
+    assert sum(map(any, tested)) <= MOST_FALSE
+    assert sum(any(pair.verdict == EQUAL for pair in pairs) for pairs in found) <= MOST_FALSE
+
+
+def test_equal_backends_are_called_equal_where_noise_allows_it():
+    generator = np.random.default_rng(29)
+    shares = []
+    for deviation in (0.005, 0.05):
+        noise = lambda generator, shape, own=deviation: own * generator.standard_normal(shape)  # noqa: E731
+        pairs = compare(draw(generator, noise, 100, 8, ("a", "b")), CONFIDENCE)
+        shares.append(sum(pair.verdict == EQUAL for pair in pairs) / 100)
+    assert shares[0] >= 0.95 and shares[1] <= 0.05
+
+
+def test_the_test_of_equality_is_two_one_sided_tests():
+    """Against the t distribution's density, summed."""
+    values, bound = np.array([0.011, 0.024, -0.008, 0.013, 0.002, 0.017]), 0.03
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    grid = np.linspace((bound - values.mean()) / error, 4000, 4_000_001)
+    freedom = len(values) - 1
+    scale = math.gamma((freedom + 1) / 2) / math.sqrt(freedom * math.pi) / math.gamma(freedom / 2)
+    density = scale * (1 + grid**2 / freedom) ** (-(freedom + 1) / 2)
+    expected = float(((density[1:] + density[:-1]) / 2).sum() * (grid[1] - grid[0]))
+    assert within_test(values.tolist(), bound) == pytest.approx(expected, rel=1e-5)
+    assert within_test((-values).tolist(), bound) == within_test(values.tolist(), bound)
+    assert within_test((values + 0.03).tolist(), bound) > 0.5
+    assert within_test([0.01] * 6, bound) == 0.5**6 and within_test([0.04] * 6, bound) == 1.0
+
+
+@pytest.mark.parametrize("tests, deviation", [(1, 0.05), (24, 0.05), (24, 0.1)])
+def test_the_planned_repeats_show_the_difference(tests, deviation):
+    """So often as promised, by the hardest test of a family; two thirds of the repeats do not."""
+    needed = repeats_for(math.log(1.1), deviation, tests, CONFIDENCE)
+    generator = np.random.default_rng(31)
+
+    def share(repeats):
+        values = math.log(1.1) + deviation * generator.standard_normal((4000, repeats))
+        t = values.mean(1) / values.std(1, ddof=1) * math.sqrt(repeats)
+        other = generator.standard_normal((200_000, repeats))  # without a difference: the quantile
+        null = np.abs(other.mean(1) / other.std(1, ddof=1)) * math.sqrt(repeats)
+        return float((t > np.quantile(null, 1 - RATE / tests)).mean())
+
+    assert 0.74 <= share(needed) <= 0.92
+    assert share(max(3, needed * 2 // 3)) < 0.7
+
+
+def test_planning_takes_the_noise_and_not_the_means():
+    generator = np.random.default_rng(37)
+    few = draw(generator, NOISE["normal"], 12, 2, ("a", "b"), np.array([1.0, 1.4]))
+    plan = planning(compare(few, CONFIDENCE), CONFIDENCE)
+    assert plan.pairs == 12 and plan.deviation == pytest.approx(0.02 * math.sqrt(2), rel=0.4)
+    assert plan.repeats[0.1] <= plan.repeats[0.05]
+    assert f"{plan.repeats[0.05]} repeats show one of 5%" in plan.sentence
+    one = draw(generator, NOISE["normal"], 12, 1)
+    assert planning(compare(one, CONFIDENCE), CONFIDENCE) is None
+    assert (
+        repeats_for(0.001, 0.5, 24, CONFIDENCE) is None and repeats_for(1.0, 0.0, 1, 0.95) == FEWEST_REPEATS
+    )
+    assert repeats_for(0.05, 0.4, 1, CONFIDENCE) <= MOST_REPEATS
+
+
 @pytest.mark.parametrize("groups, repeats, least", [(1, 5, 0.97), (8, 5, 0.75), (8, 7, 0.98)])
 def test_a_tenth_is_shown_in_noise_of_a_fiftieth(groups, repeats, least):
     """A report of one group finds nearly all; one of 24 pairs asks more of each: seven repeats suffice."""
@@ -133,7 +217,7 @@ def test_only_common_repeats_count():
     first = {0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0, 4: 1.05, 9: 500.0}
     second = {0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0, 4: 1.05, 8: 0.001}
     (pair,) = compare({0: {"a": first, "b": second}}, CONFIDENCE)
-    assert (pair.repeats, pair.ratio, pair.verdict) == (5, 1.0, NOT_SHOWN)
+    assert (pair.repeats, pair.ratio, pair.verdict) == (5, 1.0, EQUAL)
 
 
 def test_too_few_repeats_have_no_verdict_and_do_not_count_in_the_family():
@@ -154,6 +238,7 @@ def test_equal_values_are_no_difference():
     samples = {name: dict.fromkeys(range(5), 0.07) for name in BACKENDS}
     for pair in compare({0: samples}, CONFIDENCE):
         assert (pair.verdict, pair.p, pair.ratio, pair.low, pair.high) == (NOT_SHOWN, 1.0, 1.0, 1.0, 1.0)
+        assert pair.equal == 3 * 0.5**5  # of three pairs: no more can be known from five signs
 
 
 @pytest.mark.parametrize("repeats, verdict", [(5, NOT_SHOWN), (6, DIFFERENT)])
