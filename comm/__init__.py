@@ -6,6 +6,7 @@ local        one process, nothing to exchange
 mpi          messages between two ranks, over MPI
 horovod      the exchange over Horovod, and MPI for messages
 byteps/      all of BytePS
+numbering    equal shares for its servers
 bits         arrays as whole numbers, for sums that keep every bit
 compression  averages in fewer bytes, and communicators that compress
 watch/       limits to waiting

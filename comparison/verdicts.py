@@ -123,7 +123,7 @@ def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
 
 
 class Planning(NamedTuple):
-    """What the launches made so far say about the repeats that it takes. `deviation`: of the logarithm of a
+    """Repeats that verdicts take, by the launches made so far. `deviation`: of the logarithm of a
     ratio, over `pairs` pairs; `repeats`: by difference, None for more than MOST_REPEATS."""
 
     deviation: float

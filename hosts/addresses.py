@@ -87,7 +87,7 @@ def addresses(hosts: Iterable[str], hostfile: str, lenient: bool = False) -> dic
 
 
 def free_port(address: str) -> int:
-    """A free TCP port of this machine that will still be free when the scheduler listens there, seconds later.
+    """A free TCP port of this machine, which will still be free when the scheduler listens there.
 
     Raises OSError if `address` is not one of its own.
     """

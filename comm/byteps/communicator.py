@@ -30,9 +30,9 @@ from comm.base import (
     check_root,
 )
 from comm.bits import bits_of
-from comm.byteps.environment import complete_environment, read_place
+from comm.byteps.environment import complete_environment, read_place, read_servers
 from comm.byteps.library import BytePSLibrary
-from comm.byteps.numbering import Servers, even_numbers, read_servers
+from comm.numbering import Servers, even_numbers
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
@@ -245,7 +245,7 @@ class Channels:
     the use of a channel thereafter begins with name A again. A training step that agrees after it has
     averaged never needs the second name, and it is declared only when needed.
 
-    Names get numbers with which the servers have equal shares (comm.byteps.numbering).
+    Names get numbers with which the servers have equal shares (comm.numbering).
 
     New names are made known while none of our sums is on its way. The server's handler inserts them into
     tables that its engine threads read without a lock.

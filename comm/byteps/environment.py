@@ -7,6 +7,7 @@ from typing import Mapping, MutableMapping, NamedTuple
 
 from base.errors import InputError
 from base.launchers import is_loopback, is_number
+from comm.numbering import Servers
 
 _PLACE = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
 _SCHEDULER = ("DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -90,6 +91,20 @@ def read_place(environ: Mapping[str, str]) -> Place:
             raise InputError(f"DMLC_PS_ROOT_PORT={port}: a port is at most 65535")
         scheduler = f"{host}:{port}"
     return Place(rank, workers * local_size, local_rank, local_size, distributed, scheduler)
+
+
+def read_servers(environ: Mapping[str, str], place: Place) -> Servers | None:
+    """Servers of this run; None without any, or where a variable chooses another hash."""
+    if not place.distributed or environ.get("BYTEPS_KEY_HASH_FN", "djb2") != "djb2":
+        return None
+    workers, servers = place.size // place.local_size, int(environ["DMLC_NUM_SERVER"])
+    unit = 4096 * place.local_size
+    partition_bytes = -(-int(environ["BYTEPS_PARTITION_BYTES"]) // unit) * unit
+    if environ.get("BYTEPS_ENABLE_MIXED_MODE", "0") == "0":
+        return Servers(workers, servers, 0, partition_bytes)
+    if "BYTEPS_MIXED_MODE_BOUND" in environ or servers < workers:
+        return None
+    return Servers(workers, servers - workers, workers, partition_bytes)
 
 
 def _number(environ: Mapping[str, str], name: str, least: int) -> int:

@@ -37,7 +37,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
-from comm.byteps.numbering import Servers, even_numbers, server_of
+from comm.numbering import Servers, even_numbers, server_of
 from comparison.projection.clusters import Cluster
 from comparison.projection.servers import Exchange
 from comparison.projection.workload import Message, Workload
@@ -168,7 +168,7 @@ class HierarchicalRing(_Ring):
 
 class BytePS:
     """`servers`: how many; None: as many as hosts. `placement`: one of PLACEMENTS. `even`: whether arrays
-    have the numbers that comm.byteps gives them, not consecutive ones as with BytePS alone."""
+    have the numbers of comm.numbering, not consecutive ones as with BytePS alone."""
 
     key = "byteps"
 

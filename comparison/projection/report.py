@@ -194,7 +194,7 @@ _MARKERS = "osD"
 def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> Figure:
     """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line. A line for
     each, and a band around all where published measurements of such predictions lay."""
-    figure = new_figure((11, 5.0))
+    figure = new_figure((11, 5.4))
     panels = [(True, "gradients travel during the backward pass")] if plan.workload.overlap else []
     panels.append((False, "gradients travel after the backward pass"))
     single = max(each.sequences_per_s / each.gpus / each.efficiency for each in projections)

@@ -12,7 +12,7 @@ from typing import Iterator
 
 import numpy as np
 
-from comm.byteps.numbering import Servers
+from comm.numbering import Servers
 
 HALF_WAYS = (
     3  # latencies from the last byte of a push to the first of its sum: data, acknowledgement, request
@@ -46,7 +46,7 @@ class Exchange:
 
     @property
     def next_s(self) -> float:
-        """When the next event is; infinity without any."""
+        """Time of the next event; infinity without any."""
         return self._now + self._step(self._times())
 
     def _step(self, times: np.ndarray) -> float:
@@ -102,7 +102,7 @@ class Exchange:
         self._rates += given
 
     def _through(self, rates: np.ndarray) -> np.ndarray:
-        """What leaves each host (0) and comes to it (1), if each connection has the rate given."""
+        """Bytes a second that leave each host (0) and come to it (1), at the rates of connections given."""
         workers = self._workers
         own = np.array([np.bincount(self._host, each, self._hosts) for each in rates])
         moved = workers * own[::-1]  # of hosts without a worker

@@ -66,8 +66,8 @@ def test_the_first_sentences_say_who_is_faster_where(whole):
     first = markdown.split("\n\n")[1]
     where = "in 4 of 8 settings (4 of 4 with 2 workers)"
     assert first.startswith(f"Horovod, MPI is faster than BytePS {where}, 1.")
-    assert "in the other 4 no difference shown" in first
-    assert "No difference shown: Horovod, MPI and Horovod, Gloo." in markdown
+    assert "in the other 4 equal within 5%" in first
+    assert "Equal within 5%: Horovod, MPI and Horovod, Gloo." in markdown
     assert content["summary"][0] == first
     assert report.terminal.rstrip().endswith(content["summary"][-1])
 
@@ -282,7 +282,7 @@ def test_backends_of_others_have_their_names(tmp_path):
     records = [record(setting, repeat) for setting in settings for repeat in range(5)]
     facts = {**FACTS, "titles": {"mine": "My exchange"}, "use_avg_len": False}
     _, markdown, _ = written(tmp_path, records, settings, 5, facts=facts)
-    assert "No difference shown: Horovod, MPI and My exchange." in markdown
+    assert "Equal within 5%: Horovod, MPI and My exchange." in markdown
     assert "sequences a worker" in markdown
     assert "256 tokens a worker cannot hold one sequence of 512, which stage 2 has." in markdown
     assert not (tmp_path / "scaling.png").exists()

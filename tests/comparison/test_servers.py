@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from comm.byteps.numbering import Servers
+from comm.numbering import Servers
 from comparison.projection.servers import Exchange
 
 B = 1000.0  # bytes a second of a link

@@ -157,7 +157,7 @@ def test_no_more_is_exposed_than_communicated(strategy):
     """Over clusters, models, batches and numbers of GPUs; and the four parts make up the step."""
     generator = random.Random(11)
     waited = 0
-    for _ in range(150):
+    for _ in range(50 if strategy.key == BytePS.key else 150):
         cluster = replace(
             generator.choice(list(CLUSTERS.values())),
             inter_gbps=10 ** generator.uniform(-1, 4),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from comm.byteps.numbering import Servers, server_of
+from comm.numbering import Servers, server_of
 from hosts.addresses import free_port
 from tests.processes import ROOT, nothing_new
 

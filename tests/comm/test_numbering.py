@@ -7,8 +7,8 @@ import random
 import pytest
 
 from bert.configuration import named_config
-from comm.byteps.environment import read_place
-from comm.byteps.numbering import Servers, even_numbers, hash_of, read_servers, server_of, share_apart
+from comm.byteps.environment import read_place, read_servers
+from comm.numbering import Servers, even_numbers, hash_of, server_of, share_apart
 from comparison.projection.workload import bert_parts
 
 

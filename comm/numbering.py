@@ -9,9 +9,7 @@ before it; declaring names that are never used leaves numbers out, so each array
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Sequence
-
-from comm.byteps.environment import Place
+from typing import NamedTuple, Sequence
 
 CANDIDATES = (
     128  # numbers that are tried for an array; with 32 the fullest of 16 servers had 12% too much, not 3
@@ -28,20 +26,6 @@ class Servers(NamedTuple):
     apart: int
     beside: int
     partition_bytes: int
-
-
-def read_servers(environ: Mapping[str, str], place: Place) -> Servers | None:
-    """Servers of this run; None without any, or where a variable chooses another hash."""
-    if not place.distributed or environ.get("BYTEPS_KEY_HASH_FN", "djb2") != "djb2":
-        return None
-    workers, servers = place.size // place.local_size, int(environ["DMLC_NUM_SERVER"])
-    unit = 4096 * place.local_size
-    partition_bytes = -(-int(environ["BYTEPS_PARTITION_BYTES"]) // unit) * unit
-    if environ.get("BYTEPS_ENABLE_MIXED_MODE", "0") == "0":
-        return Servers(workers, servers, 0, partition_bytes)
-    if "BYTEPS_MIXED_MODE_BOUND" in environ or servers < workers:
-        return None
-    return Servers(workers, servers - workers, workers, partition_bytes)
 
 
 def hash_of(key: int) -> int:
