@@ -376,16 +376,8 @@ def real(tmp_path_factory):
     """An exchange of 256 MB between two hosts, and a model's step, over all backends."""
     output = tmp_path_factory.mktemp("emulation")
     words = ["--emulate", "--hosts", "2", "--rates", "20", "--work", "256MB", "--repeats", "1"]
-    words += [
-        "--gradient_dtypes",
-        "float32",
-        "--server_sets",
-        "colocated:n",
-        "mixed:n/2",
-        "--scale",
-        "200",
-        "10",
-    ]
+    words += ["--gradient_dtypes", "float32", "--scale", "200", "10"]
+    words += ["--server_sets", "colocated:n", "mixed:n/2", "separate:n"]
     command = [sys.executable, "compare.py", *words, "--output", str(output)]
     return command, run_command(command, cwd=ROOT), output
 
@@ -394,17 +386,22 @@ def real(tmp_path_factory):
 @pytest.mark.alone
 @pytest.mark.slow
 def test_an_exchange_takes_the_time_of_the_formula(real):
-    """Within 5%, the fastest of a launch's steps: other programs slow some."""
+    """Within 5%, the fastest of a launch's steps: other programs slow some. Separate servers take half of it
+    more at most, for windows that are large on this scale; without pulling while it pushes it was all of it.
+    """
     _, result, output = real
     result.check()
     written = json.loads((output / "emulation.json").read_text())
-    assert written["complete"] and len(written["launches"]) == 4
+    assert written["complete"] and len(written["launches"]) == 5
     formula = 2**28 / (20e9 / 8 * PAYLOAD)
     for launch in written["launches"]:
         setting = launch["setting"]
         assert not launch["failed"], launch["trouble"]
-        if setting["servers"] != "mixed:n/2":  # which divides its pieces unevenly
-            assert min(launch["steps"]) / 10 == pytest.approx(formula, rel=0.05), setting
+        fastest = min(launch["steps"]) / 10
+        if setting["servers"] == "separate:n":
+            assert formula < fastest < 1.5 * formula
+        elif setting["servers"] != "mixed:n/2":  # which divides its pieces unevenly
+            assert fastest == pytest.approx(formula, rel=0.05), setting
         # 2 (n - 1) / n of the bytes, in float32 arrays of a 200th of the elements.
         assert launch["link_bytes"] * PAYLOAD == pytest.approx(2**28 / 200, rel=0.05), setting
     text = (output / "emulation.md").read_text()
