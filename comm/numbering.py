@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-CANDIDATES = (
-    128  # numbers that are tried for an array; with 32 the fullest of 16 servers had 12% too much, not 3
-)
+# Numbers that are tried for an array; with 32 the fullest of 16 servers had 12% too much in place of 3.
+CANDIDATES = 128
 MIXED_BOUND = 101  # BYTEPS_MIXED_MODE_BOUND's default
 
 
@@ -54,20 +53,23 @@ def server_of(array: int, partition: int, servers: Servers) -> int:
     return servers.apart + hash_of(place) % servers.beside
 
 
-def even_numbers(sizes: Sequence[int], servers: Servers, first: int) -> list[int]:
-    """A number from `first` on for each array. `sizes`: their bytes.
+def even_numbers(
+    sizes: Sequence[int], servers: Servers, first: int, loads: list[float] | None = None
+) -> list[int]:
+    """A number from `first` on for each array. `sizes`: their bytes. `loads`: of the servers by earlier
+    arrays; those of these are added.
 
     The largest first, each gets the number whose partitions leave the least sum of the servers' squared
     loads, over what each is to have.
     """
-    if servers.apart + servers.beside == 1:
+    loads = [0.0] * (servers.apart + servers.beside) if loads is None else loads
+    if len(loads) == 1:
         return list(range(first, first + len(sizes)))
-    shares = [1.0] * (servers.apart + servers.beside)
+    shares = [1.0] * len(loads)
     if servers.apart and servers.beside:
         own = share_apart(servers)
         shares = [own / servers.apart] * servers.apart
         shares += [max(1 - own, 1e-9) / servers.beside] * servers.beside
-    loads = [0.0] * len(shares)
     numbers = dict.fromkeys(range(len(sizes)), 0)
     taken: set[int] = set()
     for index in sorted(numbers, key=lambda index: -sizes[index]):

@@ -256,6 +256,7 @@ class Channels:
         self._channels: dict[str, _Channel] = {}
         self._declared: set[str] = set()
         self._numbers = 0  # given by BytePS so far
+        self._loads = [0.0] * (servers.apart + servers.beside if servers else 0)  # bytes of each server
         self._era = 0
         self._pending: dict[str, NDArray] = {}
 
@@ -315,7 +316,7 @@ class Channels:
         numbers = list(range(self._numbers, self._numbers + len(new)))
         if self._servers:
             sizes = [item.array.size * item.array.dtype().itemsize for item in new.values()]
-            numbers = even_numbers(sizes, self._servers, self._numbers)
+            numbers = even_numbers(sizes, self._servers, self._numbers, self._loads)
         named = dict(zip(numbers, new))
         for number in range(self._numbers, max(named) + 1):
             unused = number not in named

@@ -99,10 +99,10 @@ def read_servers(environ: Mapping[str, str], place: Place) -> Servers | None:
         return None
     workers, servers = place.size // place.local_size, int(environ["DMLC_NUM_SERVER"])
     unit = 4096 * place.local_size
-    partition_bytes = -(-int(environ["BYTEPS_PARTITION_BYTES"]) // unit) * unit
+    partition_bytes = -(-_number(environ, "BYTEPS_PARTITION_BYTES", least=1) // unit) * unit
     if environ.get("BYTEPS_ENABLE_MIXED_MODE", "0") == "0":
         return Servers(workers, servers, 0, partition_bytes)
-    if "BYTEPS_MIXED_MODE_BOUND" in environ or servers < workers:
+    if "BYTEPS_MIXED_MODE_BOUND" in environ or servers <= workers or workers < 2:
         return None
     return Servers(workers, servers - workers, workers, partition_bytes)
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from base.errors import InputError
 from bert.configuration import named_config
 from comm.byteps.environment import read_place, read_servers
 from comm.numbering import Servers, even_numbers, hash_of, server_of, share_apart
@@ -31,6 +32,12 @@ def test_no_server_has_much_more_than_the_mean(model, count, most):
 
     assert fullest(numbers) <= most
     assert numbers == even_numbers(sizes, servers, 7), "all ranks choose the same"
+    loads, chunks, first = [0.0] * count, [], 7
+    for begin in range(0, len(sizes), 8):  # as a broadcast declares them
+        chunks += even_numbers(sizes[begin : begin + 8], servers, first, loads)
+        first = max(chunks) + 1
+    assert fullest(chunks) == pytest.approx(max(loads) / (sum(loads) / count))
+    assert fullest(chunks) <= {16: 1.3, 32: 1.8}.get(count, 1.1)
     if count == 16:
         assert fullest(range(7, 7 + len(sizes))) > 1.4
 
@@ -79,3 +86,6 @@ def test_the_users_own_hash_is_left_to_the_user():
     assert servers(BYTEPS_KEY_HASH_FN="naive") is None
     assert servers(BYTEPS_ENABLE_MIXED_MODE="1", BYTEPS_MIXED_MODE_BOUND="211") is None
     assert servers(DMLC_NUM_WORKER="1") is None
+    assert servers(BYTEPS_ENABLE_MIXED_MODE="1", DMLC_NUM_SERVER="2") is None
+    with pytest.raises(InputError, match="BYTEPS_PARTITION_BYTES=4MB"):
+        servers(BYTEPS_PARTITION_BYTES="4MB")
