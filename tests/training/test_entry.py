@@ -124,7 +124,8 @@ def test_what_cannot_fit_ends_before_mxnet_is_loaded(mib, script, tmp_path):
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("more", [1, 100])
 def test_what_nearly_fits_runs_or_says_why(threads, more, tmp_path):
-    """As much as the check demands is not enough for certain: a library in C++ may end the process itself."""
+    """As much as the check demands is not enough for certain: a library in C++ may end the process itself,
+    by a signal or through MXNet's handler of it, which says so and exits with 255."""
     least = re.search(r"maps at least ([\d,]+) MiB", limited(500, ["run_pretraining_hvd.py", *SMALL]).stderr)
     assert least
     mib = int(least[1].replace(",", "")) + more
@@ -132,7 +133,8 @@ def test_what_nearly_fits_runs_or_says_why(threads, more, tmp_path):
     result = limited(mib, words, OMP_NUM_THREADS=threads)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert "Traceback" not in result.stderr and "setup" not in result.stderr, result.describe()
-    if result.returncode not in (-signal.SIGABRT, -signal.SIGSEGV):
+    caught = result.returncode == 255 and "Segmentation fault: 11" in result.stderr
+    if not caught and result.returncode not in (-signal.SIGABRT, -signal.SIGSEGV):
         assert result.returncode in (0, 1) and len(errors) == result.returncode, result.describe()
         assert all("memory does not suffice" in line for line in errors)
 
