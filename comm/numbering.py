@@ -13,6 +13,9 @@ from typing import NamedTuple, Sequence
 
 # Numbers that are tried for an array; with 32 the fullest of 16 servers had 12% too much in place of 3.
 CANDIDATES = 128
+# An array is cut into partitions, which the stages of BytePS's pipeline work on at the same time.
+LEAST_PARTITION_BYTES, MOST_PARTITION_BYTES = 256 << 10, 4 << 20
+_SPREAD_BYTES = 8 << 20
 MIXED_BOUND = 101  # BYTEPS_MIXED_MODE_BOUND's default
 
 
@@ -31,8 +34,14 @@ def hash_of(key: int) -> int:
     """BytePS's default hash, djb2 of the decimal digits, in 64 bits (byteps/common/global.cc)."""
     value = 5381
     for digit in str(key).encode("ascii"):
-        value = (33 * value + digit) % 2**64
-    return value
+        value = 33 * value + digit
+    return value % 2**64
+
+
+def partition_bytes_of(servers: int) -> int:
+    """Bytes of a partition with so many servers: the more they are, the more partitions it takes to give each
+    the same share."""
+    return min(MOST_PARTITION_BYTES, max(LEAST_PARTITION_BYTES, _SPREAD_BYTES // servers))
 
 
 def share_apart(servers: Servers) -> float:

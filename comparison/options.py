@@ -258,7 +258,7 @@ class ProjectionOptions:
     inter_latency_us: float | None = option("latency of a step between hosts (p3dn: 9.6)", not_negative, "X")
     fusion_mb: float | None = option("MiB that Horovod fuses into one call (p3dn: 128)", not_negative, "X")
     cycle_ms: float | None = option("Horovod's cycle time (p3dn: 1)", not_negative, "X")
-    partition_bytes: int | None = option("bytes of BytePS's partitions (p3dn: 4096000)", positive_int, "N")
+    partition_bytes: int | None = option("bytes of BytePS's partitions (by the servers)", positive_int, "N")
     compute_s: float | None = option("seconds of one forward and backward pass on one GPU", positive, "S")
     optimizer_s: float | None = option(
         "seconds of the update (from the GPU's memory bandwidth)", not_negative, "S"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Callable, Mapping, MutableMapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from comm.base import (
@@ -32,14 +32,12 @@ from comm.base import (
 from comm.bits import bits_of
 from comm.byteps.environment import complete_environment, read_place, read_servers
 from comm.byteps.library import BytePSLibrary
-from comm.numbering import Servers, even_numbers
+from comm.numbering import Servers, even_numbers, partition_bytes_of
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
 BUCKET_BYTES = 1 << 20
-# Tensors are cut into pieces of this size, which the stages of BytePS's pipeline work on at the same time.
-PARTITION_BYTES = 4 << 20
 BROADCAST_BUCKETS = 8  # on their way at the same time: bounds the memory that copies take
 
 
@@ -66,7 +64,9 @@ class BytePSCommunicator(Unwatched):
     ) -> None:
         complete_environment(environ)
         place = read_place(environ)
-        environ.setdefault("BYTEPS_PARTITION_BYTES", str(PARTITION_BYTES))
+        # A compressor's pieces must not be cut.
+        servers = int(environ["DMLC_NUM_SERVER"]) if place.distributed and not compressor else 1
+        environ.setdefault("BYTEPS_PARTITION_BYTES", str(partition_bytes_of(servers)))
         environ.setdefault("BYTEPS_THREADPOOL_SIZE", "1")  # without it BytePS has no threads for compressors
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
@@ -86,9 +86,12 @@ class BytePSCommunicator(Unwatched):
         check_arrays(arrays, BROADCAST_DTYPES)
         if self.size == 1:
             return
-        buckets = self._plan(arrays)
+        buckets = list(enumerate(self._plan(arrays)))
+        self._channels.declare(
+            {f"{number}.{bucket.nbytes}.A": bucket.nbytes for number, bucket in buckets}, {}
+        )
         for start in range(0, len(buckets), BROADCAST_BUCKETS):
-            chosen = list(enumerate(buckets))[start : start + BROADCAST_BUCKETS]
+            chosen = buckets[start : start + BROADCAST_BUCKETS]
             bits = bits_of([[arrays[index] for index in bucket.indices] for _, bucket in chosen])
             if self.rank != root:
                 for each in bits:
@@ -247,14 +250,15 @@ class Channels:
 
     Names get numbers with which the servers have equal shares (comm.numbering).
 
-    New names are made known while none of our sums is on its way. The server's handler inserts them into
-    tables that its engine threads read without a lock.
+    New names are made known to the servers while none of our sums is on its way. The server's handler inserts
+    them into tables that its engine threads read without a lock.
     """
 
     def __init__(self, library: BytePSLibrary, servers: Servers | None = None) -> None:
         self._library, self._servers = library, servers
         self._channels: dict[str, _Channel] = {}
-        self._declared: set[str] = set()
+        self._declared: set[str] = set()  # have a number
+        self._known: set[str] = set()  # to the servers, too
         self._numbers = 0  # given by BytePS so far
         self._loads = [0.0] * (servers.apart + servers.beside if servers else 0)  # bytes of each server
         self._era = 0
@@ -267,13 +271,37 @@ class Channels:
         new. meeting: the sum is itself how the ranks meet; it cannot rely on having met.
         """
         names = [self._next_name(item, meeting) for item in sums]
-        new = {name: item for name, item in zip(names, sums) if name not in self._declared}
-        release = self._announce(new, sums, compressor) if new else None
+        release = None
+        if not self._known.issuperset(names):
+            self.wait()
+            sizes = [item.array.size * item.array.dtype().itemsize for item in sums]
+            self.declare(dict(zip(names, sizes)), compressor)
+            # The first push_pull makes a name known; until the release nothing else travels.
+            release = self._library.hold([item.array for item in sums])
+            self._known.update(names)
         for name, item in zip(names, sums):
             self._library.push_pull(item.array, name, item.priority)
             self._pending[item.key] = item.array
         if release is not None:
             release()
+
+    def declare(self, sizes: Mapping[str, int], compressor: Mapping[str, str]) -> None:
+        """Gives names their numbers, as far as they have none. Those of one call have the most even shares.
+
+        Args:
+            sizes: name -> bytes.
+            compressor: BytePS's settings for them.
+        """
+        new = [name for name in sizes if name not in self._declared]
+        numbers = list(range(self._numbers, self._numbers + len(new)))
+        if self._servers:
+            numbers = even_numbers([sizes[name] for name in new], self._servers, self._numbers, self._loads)
+        named = dict(zip(numbers, new))
+        for number in range(self._numbers, max(named, default=-1) + 1):
+            unused = number not in named
+            self._library.declare(named.get(number, f"unused.{number}"), {} if unused else compressor)
+            self._numbers = number + 1
+        self._declared.update(new)
 
     def wait(self) -> None:
         """Returns when this rank has received all its sums."""
@@ -306,24 +334,6 @@ class Channels:
         channel.turn = 0 if fresh else 1 - channel.turn
         channel.era = self._era
         return f"{item.key}.{'AB'[channel.turn]}"
-
-    def _announce(
-        self, new: Mapping[str, Sum], sums: Sequence[Sum], compressor: Mapping[str, str]
-    ) -> Callable[[], None]:
-        """Declares names. Their first push_pull makes them known to the servers; until the returned function
-        is called nothing else travels."""
-        self.wait()
-        numbers = list(range(self._numbers, self._numbers + len(new)))
-        if self._servers:
-            sizes = [item.array.size * item.array.dtype().itemsize for item in new.values()]
-            numbers = even_numbers(sizes, self._servers, self._numbers, self._loads)
-        named = dict(zip(numbers, new))
-        for number in range(self._numbers, max(named) + 1):
-            unused = number not in named
-            self._library.declare(named.get(number, f"unused.{number}"), {} if unused else compressor)
-        self._numbers = max(named) + 1
-        self._declared.update(new)
-        return self._library.hold([item.array for item in sums])
 
 
 class Bucket(NamedTuple):

@@ -179,7 +179,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
             return None
         if group.compression == "fp16":
             workload = replace(workload, gradient_bytes=2)
-        cluster = cluster_of(self.cluster, group.gbps, self.scale)
+        cluster = cluster_of(self.cluster, setting, self.scale)
         return project(workload, setting.strategy, cluster, group.hosts)
 
     def launch(self, turn: Turn) -> Said:

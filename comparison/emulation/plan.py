@@ -128,6 +128,11 @@ class Setting(NamedTuple):
         return servers_of(self.servers, self.group.hosts) if self.servers else 0
 
     @property
+    def all_servers(self) -> int:
+        """With those beside workers in the mixed mode; 1 without servers."""
+        return self.num_servers + (self.group.hosts if self.placement == MIXED else 0) or 1
+
+    @property
     def strategy(self) -> Strategy:
         """The projection's."""
         return BytePS(self.num_servers, self.placement) if self.servers else FlatRing()
@@ -255,14 +260,14 @@ def traced_workload(path: str, dtype: str) -> Workload:
     )
 
 
-def cluster_of(cluster: Cluster, gbps: float, scale: Scale) -> Cluster:
+def cluster_of(cluster: Cluster, setting: Setting, scale: Scale) -> Cluster:
     """The cluster as it is emulated, for the projection: hosts of one rank."""
     return replace(
         cluster,
         gpus_per_host=1,
-        inter_gbps=gbps,
+        inter_gbps=setting.group.gbps,
         network_efficiency=PAYLOAD,
-        partition_bytes=scale.partition(cluster.partition_bytes) * scale.sizes,
+        partition_bytes=scale.partition(cluster.partition_of(setting.all_servers)) * scale.sizes,
     )
 
 
@@ -316,7 +321,7 @@ def layout_of(setting: Setting, backend: Backend, cluster: Cluster, scale: Scale
         **backend.variables,
     }
     if setting.group.compression in EXACT:  # the others have pieces of their own size
-        environ["BYTEPS_PARTITION_BYTES"] = str(scale.partition(cluster.partition_bytes))
+        environ["BYTEPS_PARTITION_BYTES"] = str(scale.partition(cluster.partition_of(setting.all_servers)))
     if setting.servers:
         processes = _byteps_processes(setting, addresses, rank, environ)
     elif backend.launcher == HOROVODRUN:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping
 
+from comm.numbering import partition_bytes_of
+
 NCCL_TOPOLOGY = (
     "https://github.com/NVIDIA/nccl/blob/069a3d4f95ca488dc63ba7ae659a2db77942a62e/src/graph/topo.h"
 )
@@ -52,7 +54,8 @@ class Cluster:
         memory_gbytes_s: of a GPU, for the update.
         fusion_mb: gradients that are ready together travel together up to so many MiB (2**20 bytes).
         cycle_ms: how often Horovod looks for gradients that are ready.
-        partition_bytes: BytePS cuts gradients into pieces of so many bytes.
+        partition_bytes: BytePS cuts gradients into pieces of so many bytes; None: as ours does by the number
+            of servers.
         sources: field -> where its value is from.
     """
 
@@ -68,13 +71,17 @@ class Cluster:
     memory_gbytes_s: float
     fusion_mb: float
     cycle_ms: float
-    partition_bytes: int
+    partition_bytes: int | None
     sources: Mapping[str, str]
 
     def intra_bytes_s(self, gpus: int) -> float:
         """Bandwidth of a ring over `gpus` GPUs of one host."""
         fitting = [count for count in sorted(self.intra_gbps) if count >= gpus]
         return self.intra_gbps[fitting[0] if fitting else max(self.intra_gbps)] * 1e9 / 8
+
+    def partition_of(self, servers: int) -> int:
+        """Bytes of a partition with so many servers."""
+        return self.partition_bytes or partition_bytes_of(servers)
 
     @property
     def inter_bytes_s(self) -> float:
@@ -84,7 +91,7 @@ class Cluster:
 _SOFTWARE = {
     "fusion_mb": f"Horovod's default ({HOROVOD_0_21})",
     "cycle_ms": f"Horovod's default ({HOROVOD_0_21})",
-    "partition_bytes": f"BytePS's default ({BYTEPS_ENVIRONMENT})",
+    "partition_bytes": "by the number of servers (comm/numbering.py)",
     "intra_latency_us": _LATENCY_SOURCE,
     "inter_latency_us": _LATENCY_SOURCE,
     "call_latency_us": f"NCCL's own estimate ({NCCL_TUNING}: baseLat)",
@@ -104,7 +111,7 @@ P3DN = Cluster(
     memory_gbytes_s=900.0,
     fusion_mb=128.0,
     cycle_ms=1.0,
-    partition_bytes=4_096_000,
+    partition_bytes=None,
     sources={
         **_SOFTWARE,
         "gpus_per_host": P3DN_EFA,
@@ -139,8 +146,10 @@ BYTEPS = replace(
     title="BytePS's authors: 8 V100 32 GB, NVLink, 100 Gbit/s RDMA",
     network_efficiency=0.96,
     fusion_mb=64.0,
+    partition_bytes=4_096_000,
     sources={
         **_SOFTWARE,
+        "partition_bytes": f"BytePS's default ({BYTEPS_ENVIRONMENT})",
         "gpus_per_host": BYTEPS_README,
         "intra_gbps": _MESH_SOURCE + "; assumed for these hosts",
         "inter_gbps": BYTEPS_README,
@@ -163,7 +172,7 @@ UNIVERSITY = Cluster(
     memory_gbytes_s=480.0,
     fusion_mb=25.0,
     cycle_ms=0.0,
-    partition_bytes=4_096_000,
+    partition_bytes=None,
     sources={
         **_SOFTWARE,
         "gpus_per_host": HETSEQ,

@@ -18,6 +18,7 @@ from typing import Sequence
 
 from base.errors import InputError
 from bert.configuration import named_config
+from comm.numbering import LEAST_PARTITION_BYTES
 from comparison.options import SEQUENCES, ProjectionOptions
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
@@ -117,7 +118,8 @@ def plan_of(options: ProjectionOptions) -> Plan:
         accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or step.accumulate,
         overlap=(options.overlap or "backward") == "backward",
     )
-    pieces = workload.total_bytes / cluster.partition_bytes + sum(len(part.gradients) for part in parts)
+    least = cluster.partition_bytes or LEAST_PARTITION_BYTES
+    pieces = workload.total_bytes / least + sum(len(part.gradients) for part in parts)
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {bert.name}: {pieces:,.0f} messages a step are too many to simulate")
     return Plan(

@@ -188,7 +188,8 @@ class BytePS:
         count = shape.hosts if self.servers is None else self.servers
         apart = 0 if self.placement == COLOCATED else count
         beside = {COLOCATED: count, SEPARATE: 0, MIXED: shape.hosts}[self.placement]
-        servers = Servers(max(2, shape.hosts), apart, beside, cluster.partition_bytes)
+        size = cluster.partition_of(apart + beside)
+        servers = Servers(max(2, shape.hosts), apart, beside, size)
         pieces = list(_pieces(messages, servers, self.even))
         moved = (shape.local - 1) / shape.local / cluster.intra_bytes_s(shape.local)
         steps = (shape.local - 1) * cluster.intra_latency_us

@@ -90,7 +90,9 @@ def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
         if field in ("name", "title", "sources"):
             continue
         speeds = value.items() if isinstance(value, dict) else ()
-        shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in speeds) if speeds else f"{value:g}"
+        shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in speeds) or f"{value or 0:g}"
+        if value is None:
+            shown = "–"
         source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
         parameters.append(Row([field, shown, source]))
     sources = []

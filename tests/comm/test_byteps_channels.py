@@ -7,6 +7,7 @@ import threading
 import mxnet as mx
 
 from comm.byteps.communicator import Channels, Sum
+from comm.numbering import Servers, even_numbers
 
 
 class Gated(mx.operator.CustomOp):
@@ -31,9 +32,10 @@ class WatchfulLibrary:
 
     def __init__(self):
         self.computed = []
+        self.declared = []
 
     def declare(self, name, compressor):
-        pass
+        self.declared.append(name)
 
     def hold(self, arrays):
         return lambda: None
@@ -63,3 +65,19 @@ def test_an_array_is_new_to_a_channel_only_when_it_is_computed():
     assert not library.computed[-1], "the exchange is queued, and need not wait"
     Gated.gate.set()
     mx.nd.waitall()
+
+
+def test_names_that_are_declared_together_have_numbers_of_their_own():
+    """A broadcast declares all that follows at once: eight by eight their shares would be less even."""
+    library, servers = WatchfulLibrary(), Servers(2, 5, 0, 4096)
+    channels = Channels(library, servers)
+    arrays = [mx.nd.ones((1000 * (1 + index % 7),)) for index in range(20)]
+    sizes = [4 * array.size for array in arrays]
+    channels.declare({f"{index}.A": size for index, size in enumerate(sizes)}, {})
+    numbers = even_numbers(sizes, servers, 0)
+    assert [library.declared.index(f"{index}.A") for index in range(20)] == numbers
+    assert len(set(library.declared)) == len(library.declared) == max(numbers) + 1
+    channels.add([Sum(str(index), array) for index, array in enumerate(arrays)], {})
+    assert len(library.declared) == max(numbers) + 1, "they have their numbers"
+    channels.add([Sum("more", arrays[0])], {})
+    assert "more.A" in library.declared[max(numbers) + 1 :]

@@ -155,10 +155,10 @@ def test_sizes_times_and_rates_are_scaled(tmp_path):
     environ = layout.processes[0].environ
     assert environ["HOROVOD_CYCLE_TIME"] == "10"  # ms, of 1
     assert environ["HOROVOD_FUSION_THRESHOLD"] == str(round(1.28 * 2**20))
-    assert environ["BYTEPS_PARTITION_BYTES"] == "40960"
+    assert environ["BYTEPS_PARTITION_BYTES"] == "45056"  # 4 MiB, in pages
     assert Layout.of_plan(json.loads(json.dumps(layout.as_plan()))).processes[0].environ == environ
     # A partition that would be less than a page is one, in the projection too.
-    cluster = cluster_of(P3DN, 10, Scale(10_000, 1))
+    cluster = cluster_of(P3DN, setting_of(), Scale(10_000, 1))
     assert cluster.partition_bytes == 4096 * 10_000 and cluster.network_efficiency == PAYLOAD
 
 
@@ -265,7 +265,7 @@ def test_report(tmp_path):
     ring, servers, slow = setting_of("hvd_mpi"), setting_of("byteps", "separate:n"), setting_of("hvd_gloo")
     workload = message_workload("1MB", "float32")
     projected = {
-        each: project(workload, each.strategy, cluster_of(P3DN, 10.0, scale), 4)
+        each: project(workload, each.strategy, cluster_of(P3DN, each, scale), 4)
         for each in (ring, servers, slow)
     }
     launches = [launch_of(ring, repeat, 0.02 + 1e-4 * repeat) for repeat in range(5)]
