@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 def test_all_files_are_there_and_nothing_else(whole):
     directory, report, _, _ = whole
-    assert {path.name for path in directory.iterdir()} == {"report.md", "report.json", *PLOTS}
+    assert {path.name for path in directory.iterdir()} == {"report.md", "report.html", "report.json", *PLOTS}
     for name in PLOTS:
         assert (directory / name).read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -267,7 +267,7 @@ def test_everything_failed(tmp_path):
     records = [failed(setting, 0, "no such host") for setting in default_settings()]
     report, markdown, _ = written(tmp_path, records)
     assert "Failed: Horovod, MPI (everywhere), Horovod, Gloo (everywhere), BytePS (everywhere)." in markdown
-    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.html", "report.json"}
 
 
 def test_few_repeats_are_called_too_few(tmp_path):

@@ -291,6 +291,7 @@ def test_report(tmp_path):
     assert "1 of 3 settings: more than the processors carry." in report.markdown
     assert [path.name for path in report.write(tmp_path)] == [
         "emulation.md",
+        "emulation.html",
         "emulation.json",
         "emulation.png",
     ]
