@@ -16,6 +16,7 @@ _DPI = 110
 # What has to differ on a dark page, by the names in base/page.py.
 _SHADES = {"#000000": "currentColor", "#222222": "currentColor", "#ffffff": "var(--card)"}
 _SHADES |= {"#d55e00": "var(--alarm)", "#a04000": "var(--alarm)"}
+_SHADES |= {"#dddddd": "var(--band)", "#cccccc": "var(--band)"}
 
 
 def new_figure(size: tuple[float, float]) -> Figure:

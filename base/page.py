@@ -15,9 +15,10 @@ from base.tables import Table
 
 _STYLE = """\
 :root { color-scheme: light dark; --back: #f4f5f6; --card: #ffffff; --ink: #1d2126; --soft: #5a626b;
-  --line: #d9dde1; --link: #0058a3; --alarm: #b34700; --hit: #fff3cf }
+  --line: #d9dde1; --link: #0058a3; --alarm: #b34700; --hit: #fff3cf; --band: #dddddd }
 @media (prefers-color-scheme: dark) { :root { --back: #14171a; --card: #1c2024; --ink: #e3e6e9;
-  --soft: #a0a8b0; --line: #383f46; --link: #7cbcf5; --alarm: #ff9a57; --hit: #4a3d12 } }
+  --soft: #a0a8b0; --line: #383f46; --link: #7cbcf5; --alarm: #ff9a57; --hit: #4a3d12;
+  --band: #4a525b } }
 * { box-sizing: border-box }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem clamp(.75rem, 3vw, 2.5rem) 4rem;
   background: var(--back); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
@@ -37,7 +38,8 @@ th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; border-b
 tr:last-child td { border-bottom: 0 }
 tbody tr:hover { background: var(--back) }
 .name { text-align: left }
-.remark { text-align: left; color: var(--alarm); white-space: normal; min-width: 18rem }
+.remark { text-align: left; font-style: italic }
+.remark, .long { white-space: normal; min-width: 22rem; overflow-wrap: anywhere }
 th { padding: 0; vertical-align: bottom }
 th button { all: unset; box-sizing: border-box; width: 100%; padding: .45rem .7rem; cursor: pointer;
   font-weight: 600; white-space: normal; min-width: 5rem }
@@ -61,7 +63,7 @@ section:target h3 { background: var(--hit) }
 # Numbers first, by value; then words; then what is missing, also in falling order.
 _SCRIPT = """
 const empty = ['', '\u2013'];
-const missing = cell => !cell || cell.className === 'remark' || empty.includes(cell.textContent.trim());
+const missing = cell => !cell || cell.className === 'remark' || empty.includes(cell.textContent);
 const key = cell => missing(cell) ? [2, 0]
   : 'v' in cell.dataset ? [0, Number(cell.dataset.v)] : [1, cell.textContent];
 document.querySelectorAll('th button').forEach(button => button.addEventListener('click', () => {
@@ -82,6 +84,7 @@ const show = () => {
 addEventListener('hashchange', show);
 show();
 """
+_LONG = 60  # characters of a name that goes over several lines
 _UNITS = {
     **{"kB": 1e3, "KB": 2**10, "MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30},
     **{"ms": 1e-3, "s": 1, "min": 60, "h": 3600, "day": 86400, "days": 86400, "years": 365.25 * 86400},
@@ -210,8 +213,8 @@ def _cell(text: str, name: bool, anchor: str) -> str:
     value = value_of(text)
     known = "" if value is None else f' data-v="{value!r}"'
     shown = f'<a href="#{anchor}">{escape(text)}</a>' if anchor else escape(text)
-    return f"<td{_name(name)}{known}>{shown}</td>"
+    return f"<td{_name(name, len(text) > _LONG)}{known}>{shown}</td>"
 
 
-def _name(name: bool) -> str:
-    return ' class="name"' if name else ""
+def _name(name: bool, long: bool = False) -> str:
+    return ' class="name long"' if name and long else ' class="name"' if name else ""

@@ -2,73 +2,14 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
-
 import pytest
 
 from base.drawing import as_svg, literal, new_figure
 from base.page import page, value_of
 from base.tables import EMPTY, Row, Table
-from tests.browser import WIDTHS, look_at
+from tests.pages import WIDTHS, checked, look_at
 
 HOSTILE = '<script>alert("1")</script>'
-VOID = {"meta", "br", "img", "link", "input"}
-
-
-class Checked(HTMLParser):
-    """Reads a page: every element closed in its order, ids once, nothing loaded."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.scripts = 0
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == [] and len(set(self.ids)) == len(self.ids)
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in VOID:
-            self.open.append(tag)
-        self.handle_startendtag(tag, attrs)
-
-    def handle_startendtag(self, tag, attrs):
-        values = dict(attrs)
-        assert not {"src", "srcset", "data", "action"} & set(values) and tag not in (
-            "link",
-            "iframe",
-            "object",
-        )
-        assert not any(name.startswith("on") for name in values)
-        self.scripts += tag == "script"
-        if "id" in values:
-            self.ids.append(values["id"])
-        for name in ("href", "xlink:href"):
-            if name in values:
-                assert tag == "a" or values[name].startswith("#")
-                self.links.append(values[name])
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "style":
-            assert "@import" not in data and "url(" not in data
-        self.text += data
-
-
-def checked(text: str) -> Checked:
-    """A page that is whole, whose plots are XML, and whose links inside lead somewhere."""
-    found = Checked(text)
-    assert found.scripts == 1
-    for svg in text.split("<svg")[1:]:
-        ElementTree.fromstring("<svg" + svg.partition("</svg>")[0] + "</svg>")
-    for link in found.links:
-        assert link.startswith("http") or link[1:] in found.ids
-    return found
 
 
 def plot(label: str, prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Sequence
 
 from base.drawing import as_svg
@@ -9,7 +10,7 @@ from base.page import page
 from base.tables import Table
 from tasks.seeds import Scores
 from training.results.plots import draw_curves, draw_scores, read_curves
-from training.results.summary import Members, compared, verdict_table
+from training.results.summary import Members, compared, rule, verdict_table
 
 
 def page_of(
@@ -34,10 +35,11 @@ def page_of(
         title = f"{name} of the settings in {each.folder}" if each.searched else f"{name} over seeds"
         scores.setdefault(title, (name, {}))[1].update(each.models(name))
         if each.searched:
-            verdicts.append(verdict_table(each.verdicts(), each.models(name)))
+            table = verdict_table(f"Verdicts on {each.folder}", each.verdicts(), each.models(name))
+            verdicts.append(replace(table, notes=[rule()]))
     if not folders:
         (_, models), *_ = scores.values()
-        verdicts.append(verdict_table(compared(members, score), models))
+        verdicts.append(verdict_table("Verdicts", compared(members, score), models))
     figures = {title: draw_scores(models, name) for title, (name, models) in scores.items()}
     figures["Metrics by step"] = draw_curves([read_curves(folder) for folder in folders])
     drawn = [(" ".join(title.split()), figure) for title, figure in figures.items() if figure]

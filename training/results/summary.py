@@ -242,7 +242,7 @@ def comparison_table(members: Sequence[Members], score: str | None = None) -> Ta
     return Table(f"{name} over seeds", ["runs", "mean", "±", "interval", "runs", "values"], rows, 1, notes)
 
 
-def verdict_table(verdicts: Sequence[Verdict], models: Mapping[str, Scores]) -> Table:
+def verdict_table(title: str, verdicts: Sequence[Verdict], models: Mapping[str, Scores]) -> Table:
     """Verdicts for a page, where each leads to the scores of both models by seed."""
     rows = []
     for each in verdicts:
@@ -256,10 +256,10 @@ def verdict_table(verdicts: Sequence[Verdict], models: Mapping[str, Scores]) -> 
             Row([str(seed), *(f"{own[seed]:.6g}" if seed in own else EMPTY for own in (one, other))])
             for seed in sorted({*one, *other})
         ]
-        title = f"Scores by seed: {each.first} (A), {each.second} (B)"
-        rows.append(Row(cells, samples=Table(title, ["seed", "A", "B"], behind)))
+        names = f"Scores by seed: {each.first} (A), {each.second} (B)"
+        rows.append(Row(cells, samples=Table(names, ["seed", "A", "B"], behind)))
     head = ["A", "B", "B - A", "interval", "p", "verdict"]
-    return Table("Verdicts", head, rows, 2, [rule()])
+    return Table(title, head, rows, 2)
 
 
 def rule() -> str:
