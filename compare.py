@@ -12,8 +12,8 @@
 Every combination of backend, number of workers, dtype and batch size is launched --repeats times, in turns.
 The results are compared before the times (losses, gradient norms, learning rates, tokens, final parameters):
 a backend that computes something else is reported as wrong and gets no figures.
-The report goes to --output as report.md, report.json and plots. Ctrl-C leaves a partial report, and the same
-command continues.
+The report goes to --output as report.md, report.html, report.json and plots. Ctrl-C leaves a partial report,
+and the same command continues.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
     python results.py runs/own runs/squad               # each table that these runs have rows for
     python results.py runs/* --table scaling --markdown
     python results.py --compare runs/ours runs/other    # two models, each with --seeds
+    python results.py runs/one runs/other --html runs.html
 
 A run is the folder of its checkpoints, or one of --seeds or --search with many. docs/results.md is the guide.
 It needs neither MXNet nor a launcher.
@@ -19,10 +20,12 @@ from typing import Any, Sequence
 
 from base.command_line import OptionParser, path_name
 from base.errors import InputError
+from base.files import replacing
 from base.tables import Table, markdown, terminal
 from training.results.members import has_plan
 from training.results.runs import find_runs
 from training.results.summary import (
+    Members,
     compared,
     comparison_table,
     members_json,
@@ -34,7 +37,8 @@ from training.results.tables import TABLES, tables_of
 
 @dataclass(frozen=True)
 class Options:
-    """One command. `tables`: of TABLES, None for all that have rows. `form`: text, markdown or json."""
+    """One command. `tables`: of TABLES, None for all that have rows. `form`: text, markdown or json. `page`:
+    the file of --html."""
 
     runs: tuple[str, ...]
     tables: tuple[str, ...] | None
@@ -42,6 +46,7 @@ class Options:
     compare: bool
     score: str | None
     form: str
+    page: str | None
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
@@ -70,6 +75,12 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     add("--score", metavar="NAME", help="compare by this score (default: the one that decides for the task)")
     add("--markdown", action="store_true", help="print Markdown")
     add("--json", action="store_true", help="print JSON: every value, null where there is none")
+    add(
+        "--html",
+        type=path_name,
+        metavar="FILE",
+        help="also write a page: the tables, the runs' metrics laid over each other, scores over seeds",
+    )
     given = parser.parse_args(argv)
     if given.markdown and given.json:
         raise InputError("--markdown and --json exclude each other")
@@ -84,12 +95,21 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     if unknown:
         raise InputError(f"--table {unknown[0]}: there are {', '.join(TABLES)}")
     form = "json" if given.json else "markdown" if given.markdown else "text"
-    return Options(tuple(given.runs), tables, given.partial, given.compare, given.score, form)
+    return Options(tuple(given.runs), tables, given.partial, given.compare, given.score, form, given.html)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(argv)
-    content, tables = _comparison(options) if options.compare else _tables(options)
+    content, tables, members, folders = _comparison(options) if options.compare else _tables(options)
+    if options.page is not None:
+        from training.results.page import page_of  # what reads metrics and draws, for this option alone
+
+        text = page_of(tables, folders, members, options.score)
+        try:
+            with replacing(options.page) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise InputError(f"--html {options.page}: cannot be written: {error.strerror}") from error
     if options.form == "json":
         print(json.dumps(content, indent=1, allow_nan=False))
     else:
@@ -98,7 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tables(options: Options) -> tuple[dict[str, Any], list[Table]]:
+# JSON, tables, folders of several runs, and those of single runs.
+_Found = tuple[dict[str, Any], list[Table], list[Members], list[str]]
+
+
+def _tables(options: Options) -> _Found:
     runs = find_runs(options.runs, options.partial)
     found = tables_of(runs, options.tables)
     several = [] if options.tables else [read_members(folder) for folder in options.runs if has_plan(folder)]
@@ -110,10 +134,11 @@ def _tables(options: Options) -> tuple[dict[str, Any], list[Table]]:
         "members": [members_json(each) for each in several],
     }
     of_members = [table for each in several for table in members_tables(each)]
-    return content, [*of_members, *(values.table() for values in found)]
+    tables = [*of_members, *(values.table() for values in found)]
+    return content, tables, several, [each.folder for each in runs]
 
 
-def _comparison(options: Options) -> tuple[dict[str, Any], list[Table]]:
+def _comparison(options: Options) -> _Found:
     members = [read_members(folder) for folder in options.runs]
     verdicts = compared(members, options.score)
     content = {
@@ -121,7 +146,7 @@ def _comparison(options: Options) -> tuple[dict[str, Any], list[Table]]:
         "members": [members_json(each) for each in members],
         "verdicts": [each._asdict() for each in verdicts],
     }
-    return content, [comparison_table(members, options.score)]
+    return content, [comparison_table(members, options.score)], members, []
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ sealed        frames that show who has sent them
 locks         exclusive locks between processes
 claims        one process has a folder, and others say which
 tables        one table as text and as Markdown
+page          a report as one HTML file
+drawing       figures of matplotlib, also as SVG for such a page
 quantities    digits, shares and durations for people
 progress      a bar on a terminal, lines with the time left elsewhere
 processes     child processes that end as a whole

@@ -1,4 +1,4 @@
-"""A table once, shown in a terminal or in Markdown."""
+"""A table once, shown in a terminal or in Markdown; base.page has it as HTML."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _WIDTH = 110  # of notes in a terminal
 
 
 class Row(NamedTuple):
-    """`cells`: one for each column, or fewer where `remark` stands in place of the rest."""
+    """`cells`: one for each column, or fewer where `remark` stands in place of the rest. `samples`: what the
+    last cell, a verdict say, follows from; a page links to it, text leaves it out."""
 
     cells: Sequence[str]
     remark: str = ""
+    samples: Table | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Parts that plots have in common: figures without a display, panels, colours, the legend of the backends.
-
-The colours are those of Okabe and Ito, which colour-blind people tell apart.
-"""
+"""Parts that plots have in common: panels, styles, the legend of the backends."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from base.drawing import COLOURS, new_figure
 from base.files import replacing
 from comparison.verdicts import Spread
 from comparison.wording import title_of
@@ -17,21 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 ALARM = "#D55E00"
 _COLUMNS = 4
-_DPI = 110
-
-
-def new_figure(size: tuple[float, float]) -> Figure:
-    """Inches."""
-    # Without pyplot, which keeps figures and picks a display for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def grid(

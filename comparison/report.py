@@ -1,5 +1,5 @@
-"""Reports: a Markdown file, a JSON file and pictures, made of the same parts as a text for the terminal; the
-mark of a busy machine."""
+"""Reports: a Markdown file, a page, a JSON file and pictures, made of the same parts as a text for the
+terminal; the mark of a busy machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, Union
 
 from base import machine
+from base.drawing import as_svg
 from base.files import replacing
-from base.quantities import percent
-from base.tables import Table, markdown, terminal
+from base.page import page
+from base.quantities import digits, percent
+from base.tables import EMPTY, Row, Table, markdown, terminal
 from comparison.canvas import save
+from comparison.verdicts import Pair
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,8 +34,8 @@ PLANNING = "planning"  # of a report's content, see comparison.verdicts
 class Report(NamedTuple):
     """A report before it is written.
 
-    `name`: of the Markdown and the JSON file, without their endings. `document`: paragraphs and tables of the
-    first, empty ones are left out. `content`: of the second. `pictures`: file names and figures, None for one
+    `name`: of Markdown, HTML and JSON, without the ending. `document`: paragraphs and tables of the first
+    two, empty ones are left out. `content`: of the last. `pictures`: file names and figures, None for one
     that has nothing to show. `shown`: paragraphs and tables for a terminal. `mark`: added to the titles of
     the pictures, in red.
     """
@@ -54,6 +57,14 @@ class Report(NamedTuple):
         texts = (markdown(each) if isinstance(each, Table) else each for each in self.document)
         return "\n\n".join(each.strip("\n") for each in texts if each) + "\n"
 
+    @property
+    def html(self) -> str:
+        drawn = [(name, figure) for name, figure in self.pictures.items() if figure]
+        return page(
+            [each for each in self.document if each],
+            {name: as_svg(figure, f"plot-{index}") for index, (name, figure) in enumerate(drawn)},
+        )
+
     def write(self, directory: Path) -> list[Path]:
         """Writes the files, each whole or not at all, and returns their paths. Raises OSError."""
         drawn = {directory / name: figure for name, figure in self.pictures.items() if figure}
@@ -61,6 +72,7 @@ class Report(NamedTuple):
             save(figure, path, self.mark)
         texts = {
             directory / f"{self.name}.md": self.markdown,
+            directory / f"{self.name}.html": self.html,  # with the marks that `save` has added
             directory / f"{self.name}.json": as_json(self.content),
         }
         for path, text in texts.items():
@@ -104,6 +116,27 @@ def marked(tables: Iterable[Table | None], mark: str) -> list[Table]:
     """Those that there are, with the mark in their titles."""
     known = [each for each in tables if each is not None]
     return [replace(each, title=f"{each.title} ({mark})") for each in known] if mark else known
+
+
+def samples_of(
+    pair: Pair, samples: Mapping[str, Mapping[int, float]], titles: Mapping[str, str], where: str
+) -> Table:
+    """The values that a verdict follows from, and their ratio in each repeat.
+
+    Args:
+        samples: contender -> repeat -> seconds a step, or an average.
+        where: of the title: what both have done.
+    """
+    first, second = (samples.get(name, {}) for name in (pair.first, pair.second))
+    rows = []
+    for repeat in sorted({*first, *second}):
+        cells = [f"{each[repeat]:,.6g}" if repeat in each else EMPTY for each in (first, second)]
+        both = repeat in first and repeat in second
+        cells.append(digits(second[repeat] / first[repeat], 4) if both else EMPTY)
+        rows.append(Row([str(repeat + 1), *cells]))
+    names = [titles[each] for each in (pair.first, pair.second)]
+    head = ["repeat", *(f"{name}, s" for name in names), "B / A"]
+    return Table(f"{where}: {names[0]} (A), {names[1]} (B)", head, rows)
 
 
 def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:

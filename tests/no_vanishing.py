@@ -17,9 +17,10 @@ NOT_OF_THE_SET_UP = re.compile(
         [
             # privileges and the kernel
             r"no network namespaces: ",
-            # servers that a set-up should not put on somebody's machine
+            # servers, and a browser, that a set-up should not put on somebody's machine
             r"no ssh hosts: ",
             r"no Slurm cluster: ",
+            r"no Chromium: ",
             r"bytes can be counted in a network namespace only",
             r"a mount namespace needs root",
             r"this machine does not let tests mount",

@@ -40,7 +40,7 @@ SETUP_MAY_USE = "base"  # those of its modules that need the standard library on
 
 FRAMEWORKS = {"mxnet", "gluonnlp", "horovod", "byteps"}
 WITHOUT_FRAMEWORKS = ("base", "data", "hosts", "lamb_paper", "hparams")
-LIBRARIES_OF_BASE = {"tqdm", "yaml"}
+LIBRARIES_OF_BASE = {"tqdm", "yaml", "matplotlib"}
 SETUP_CHECKS = {
     "setup.check_horovod",
     "setup.check_byteps",

@@ -4,7 +4,7 @@ on this machine, beside what the projection says of the same cluster.
     python compare.py --emulate --hosts 2 4 --rates 25 --work 64MB
     python compare.py --emulate --hosts 8 --rates 10 100 --work bert_24_1024_16 --scale 400 20
 
-Under --output: emulation.md, emulation.json, emulation.png, and in emulation/ what each launch has left. A
+Under --output: emulation.md, .html, .json and .png, and in emulation/ what each launch has left. A
 second call with the same options continues; finished launches are not repeated.
 """
 

@@ -1,18 +1,28 @@
-"""Figures of emulated settings beside the projection's, verdicts, and the report: emulation.md,
-emulation.json, emulation.png. Times are the emulated cluster's: those of the emulation by the scale."""
+"""Figures of emulated settings beside the projection's, verdicts, and the report: emulation.md, .html,
+.json and .png. Times are the emulated cluster's: those of the emulation by the scale."""
 
 from __future__ import annotations
 
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
+from base.drawing import new_figure
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, ideal_style, legend_below, new_figure, plain, whiskers
+from comparison.canvas import colour, ideal_style, legend_below, plain, whiskers
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
-from comparison.report import PLANNING, Part, Report, busy_mark, marked, where, with_others
+from comparison.report import (
+    PLANNING,
+    Part,
+    Report,
+    busy_mark,
+    marked,
+    samples_of,
+    where,
+    with_others,
+)
 from comparison.verdicts import FEWEST_REPEATS, Pair, Spread, compare, planning, spread
 from comparison.wording import size, verdict, with_range
 
@@ -188,7 +198,13 @@ def _tables(
                 percent(own.waited_share),
                 verdict(pair, {"titles": named}) if pair else EMPTY,
             ]
-            rows.append(Row([*names, *cells]))
+            behind = None
+            if pair:
+                alike = {each.contender: own for each, own in figures.items() if each.group == setting.group}
+                taken = {name: alike[name].samples_s for name in (pair.first, pair.second)}
+                where_ = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
+                behind = samples_of(pair, taken, named, where_)
+            rows.append(Row([*names, *cells], samples=behind))
         work, dtype, accumulate, compression = kind
         more = f", {accumulate} micro-batches" if accumulate > 1 else ""
         more += f", compression {compression}" if compression != "none" else ""

@@ -4,7 +4,7 @@
 
 Start-up, from the launch to the first average, and agreements of the ranks are timed, too.
 
-Under --output: messages.md, messages.json, messages.png, and in messages/ what each launch has left. A second
+Under --output: messages.md, .html, .json and .png, and in messages/ what each launch has left. A second
 call with the same options continues; finished launches are not repeated.
 """
 

@@ -1,4 +1,4 @@
-"""Figures and verdicts of launches that sent messages, and the report: messages.md, messages.json, and
+"""Figures and verdicts of launches that sent messages, and the report: messages.md, .html, .json, and
 messages.png, latency and bandwidth by size."""
 
 from __future__ import annotations
@@ -7,11 +7,21 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
+from base.drawing import new_figure
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, legend_below, new_figure, plain, whiskers
+from comparison.canvas import colour, legend_below, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
-from comparison.report import PLANNING, Part, Report, busy_mark, marked, where, with_others
+from comparison.report import (
+    PLANNING,
+    Part,
+    Report,
+    busy_mark,
+    marked,
+    samples_of,
+    where,
+    with_others,
+)
 from comparison.verdicts import (
     DIFFERENT,
     EQUAL,
@@ -201,7 +211,14 @@ def tables_of(
                 ratio,
                 verdict(pair, {"titles": titles}) if pair else EMPTY,
             ]
-            rows.append(Row([*names, *figures]))
+            behind = None
+            if pair:
+                taken = {
+                    each: outcome.figures[Cell(each, workers)][message.name].samples_s
+                    for each in (pair.first, pair.second)
+                }
+                behind = samples_of(pair, taken, titles, f"{message.name} over {workers} ranks")
+            rows.append(Row([*names, *figures], samples=behind))
         reference = titles[reference_of(cells, workers).backend]
         head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
         head += [f"to {reference} (least to most)", "verdict"]
@@ -238,7 +255,7 @@ def report_of(
     left_out: Mapping[Cell, Mapping[str, str]],
     complete: bool,
 ) -> Report:
-    """messages.md, messages.json, and messages.png where there are figures.
+    """messages.md, .html, .json, and messages.png where there are figures.
 
     Args:
         facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a

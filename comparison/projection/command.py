@@ -5,8 +5,8 @@
     python compare.py --project --servers 16 --server_placement separate --inter_gbps 25
     python compare.py --project --pipeline_stages 4 --accumulate 16
 
-Under --output: projection.md, projection.json, projection.png, projection_validation.png; with
---pipeline_stages pipelines.md, pipelines.json, pipelines.png. No MXNet, seconds.
+Under --output: projection.md, .html, .json and .png, projection_validation.png; with --pipeline_stages
+pipelines.md, .html, .json and .png. No MXNet, seconds.
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
+from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
-from comparison.canvas import COLOURS, legend_below, new_figure, plain
+from comparison.canvas import legend_below, plain
 from comparison.projection.clusters import UNIVERSITY
 from comparison.projection.model import Plan
 from comparison.projection.pipelines import (

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import Row, Table
-from comparison.canvas import COLOURS, ideal_style, legend_below, new_figure, plain
+from comparison.canvas import ideal_style, legend_below, plain
 from comparison.projection.model import Plan, Projection
 from comparison.projection.validation import (
     CASES,

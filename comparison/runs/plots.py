@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
+from base.drawing import new_figure
 from base.quantities import digits, percent
 from comparison.canvas import (
     ALARM,
@@ -15,7 +16,6 @@ from comparison.canvas import (
     legend_below,
     line_style,
     name_backends,
-    new_figure,
     plain,
     thousands,
     whiskers,

@@ -8,6 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
+from comparison.report import samples_of
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
@@ -23,6 +24,7 @@ from comparison.settings import Setting
 from comparison.verdicts import Spread
 from comparison.wording import (
     batch_unit,
+    group_words,
     memory,
     share_with_extremes,
     size,
@@ -104,7 +106,10 @@ def pairs(results: Results, facts: Facts) -> Table | None:
             ratio += f" ({each.low:.3f} to {each.high:.3f})"
         cells = setting_cells(Setting(each.first, *each.group), facts)
         cells += [title_of(each.second, facts), ratio, p, str(each.repeats), verdict(each, facts)]
-        rows.append(Row(cells))
+        ran = {name: results.of(Setting(name, *each.group)) for name in (each.first, each.second)}
+        found = {name: own.figures.samples for name, own in ran.items() if own and own.figures}
+        titles = {name: title_of(name, facts) for name in found}
+        rows.append(Row(cells, samples=samples_of(each, found, titles, group_words(each.group, facts))))
     head = ["workers", "dtype", f"{batch_unit(facts)} a worker"]
     head += ["A", "B", "B's time / A's", "p", "repeats", "verdict"]
     confidence = 100 * facts["confidence"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from base.drawing import new_figure
 from base.files import replacing
 
 if TYPE_CHECKING:
@@ -97,12 +98,7 @@ def draw_lengths(path: str, title: str, facts: dict[str, Any]) -> None:
 
     The file is written whole or not at all. Raises OSError when it cannot be.
     """
-    # Without pyplot, which keeps figures and picks a display for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4.8), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((12, 4.8))
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
     figure.suptitle(title)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from base.drawing import COLOURS, new_figure
 from base.files import replacing
 from data.minimal_pairs.accuracy import Accuracies
 
-# Of Okabe and Ito, which colour-blind people tell apart; groups with one colour are far from each other.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+_COLOURS = COLOURS[:6]  # without black; groups with one colour are far from each other
 _INCHES = 0.19  # of a bar
 
 
 def draw_accuracies(path: str, title: str, found: Accuracies) -> None:
     """Writes a PNG with a bar for each paradigm, coloured by group, whiskers of two standard errors, and a
     line at chance. The file is written whole or not at all. Raises OSError when it cannot be."""
-    # Without pyplot, which keeps figures and picks a display for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = [each.group for each in found.groups]
-    figure = Figure(figsize=(9, 1.6 + _INCHES * len(found.paradigms)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((9, 1.6 + _INCHES * len(found.paradigms)))
     axes = figure.subplots()
     axes.set(title=title, xlabel="accuracy in %, with two standard errors", xlim=(0, 100))
     places = range(len(found.paradigms))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from matplotlib.container import ErrorbarContainer
-from matplotlib.figure import Figure
 
 from comparison.runs.record import Record
 from comparison.runs.report import report_of
@@ -22,6 +21,7 @@ from tests.comparison.synthetic import (
     record,
     whole_comparison,
 )
+from tests.pages import checked, look_at, samples_behind
 
 PLOTS = {"throughput.png", "scaling.png", "breakdown.png", "losses.png"}
 PRICED = {**FACTS, "price_per_hour": 31.2, "gpus_per_instance": 8}
@@ -54,9 +54,38 @@ def whole(tmp_path_factory):
     return (directory, *written(directory, whole_comparison(REPEATS), facts=PRICED))
 
 
+def test_a_page_leads_from_every_verdict_to_its_samples(whole):
+    directory, report, markdown, content = whole
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    checked(text)
+    rows = table(markdown, "Which is faster")[1:]
+    behind = samples_behind(text)
+    assert [verdict for verdict, _ in behind] == [row[-1] for row in rows]
+    known = {
+        tuple(each["setting"].values()): each["figures"]["samples"] for each in content["results"]
+    }  # backend, workers, dtype, batch size
+    for pair, (_, samples) in zip(content["pairs"], behind):
+        for place, name in ((1, pair["first"]), (2, pair["second"])):
+            expected = known[(name, *pair["group"].values())]
+            assert [int(row[0]) for row in samples] == [1 + int(each) for each in expected]
+            taken = [float(row[place]) for row in samples]
+            assert taken == pytest.approx([*expected.values()], rel=1e-5)
+        assert float(samples[0][3]) == pytest.approx(float(samples[0][2]) / float(samples[0][1]), rel=1e-3)
+
+
+def test_a_page_in_a_browser(whole, tmp_path):
+    """Every plot has marks, a column sorts by its values, nothing is wider than a phone."""
+    seen = look_at(whole[0] / "report.html", tmp_path)
+    assert seen.console == []
+    for frame in seen.frames:
+        assert frame["overflow"] == 0 and len(frame["marks"]) == len(PLOTS) and min(frame["marks"]) >= 8
+        rates = [float(cell.replace(",", "")) for cell in frame["columns"][5][2]]
+        assert rates == sorted(rates) and len(rates) == 24 and frame["opened"] == 1
+
+
 def test_all_files_are_there_and_nothing_else(whole):
     directory, report, _, _ = whole
-    assert {path.name for path in directory.iterdir()} == {"report.md", "report.json", *PLOTS}
+    assert {path.name for path in directory.iterdir()} == {"report.md", "report.html", "report.json", *PLOTS}
     for name in PLOTS:
         assert (directory / name).read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -267,7 +296,7 @@ def test_everything_failed(tmp_path):
     records = [failed(setting, 0, "no such host") for setting in default_settings()]
     report, markdown, _ = written(tmp_path, records)
     assert "Failed: Horovod, MPI (everywhere), Horovod, Gloo (everywhere), BytePS (everywhere)." in markdown
-    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.html", "report.json"}
 
 
 def test_few_repeats_are_called_too_few(tmp_path):
@@ -296,11 +325,9 @@ def test_a_group_of_one_backend_is_called_unchecked(tmp_path):
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
-def test_whiskers_axes_and_marks_of_few_launches(tmp_path, monkeypatch, repeats):
+def test_whiskers_axes_and_marks_of_few_launches(tmp_path, repeats):
     """One launch has no spread to draw, and a short run no half steps on its axis. Where other programs took
     much of the machine during some launches, every figure says so."""
-    drawn = {}
-    monkeypatch.setattr(Figure, "savefig", lambda self, handle, **_: drawn.update({handle.name: self}))
     settings = all_settings(("hvd_mpi", "byteps"), (1, 2), ("float32",), (512,))
     records = [
         record(setting, repeat, 0.07 + 0.01 * repeat, others=0.78 * repeat)
@@ -312,7 +339,7 @@ def test_whiskers_axes_and_marks_of_few_launches(tmp_path, monkeypatch, repeats)
         for each in records
     ]
     report, markdown, content = written(tmp_path, short, settings, repeats)
-    named = {Path(name).name.split(".png")[0].strip("."): figure for name, figure in drawn.items()}
+    named = {Path(name).stem: figure for name, figure in report.pictures.items() if figure}
     for name in ("throughput", "scaling"):
         bars = [
             each
@@ -329,6 +356,7 @@ def test_whiskers_axes_and_marks_of_few_launches(tmp_path, monkeypatch, repeats)
     assert content["facts"]["busy"] == mark and all(
         line.endswith(f" ({mark})") == bool(mark) for line in titles
     )
-    assert all(figure._suptitle.get_text().endswith(f"\n{mark}") == bool(mark) for figure in drawn.values())
+    assert all(figure._suptitle.get_text().endswith(f"\n{mark}") == bool(mark) for figure in named.values())
+    assert not mark or (tmp_path / "report.html").read_text("utf-8").count(f">{mark}</text>") == len(named)
     assert content["summary"][0].startswith("MEASURED ON A BUSY MACHINE. ") == bool(mark)
     assert ("other programs took 0.0%" in content["summary"][-1]) == (not mark)

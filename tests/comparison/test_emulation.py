@@ -36,6 +36,7 @@ from comparison.emulation.report import figures_of, report_of
 from comparison.options import parse_options
 from comparison.projection.clusters import P3DN
 from comparison.projection.model import project
+from tests.pages import samples_behind
 from tests.processes import ROOT, run_command, until
 from training.profiling.trace import Operator, Step, Trace, write_trace
 
@@ -291,9 +292,13 @@ def test_report(tmp_path):
     assert "1 of 3 settings: more than the processors carry." in report.markdown
     assert [path.name for path in report.write(tmp_path)] == [
         "emulation.md",
+        "emulation.html",
         "emulation.json",
         "emulation.png",
     ]
+    ((verdict, samples),) = samples_behind((tmp_path / "emulation.html").read_text())
+    assert verdict == "BytePS separate:n is faster" and len(samples) == 5
+    assert samples[3] == ["4", "0.00203", "0.001027", "0.5059"]
     written = json.loads((tmp_path / "emulation.json").read_text())
     assert [row["reason"] is None for row in written["figures"]] == [True, True, False]
     assert written["scale"] == {"sizes": 100, "times": 10}

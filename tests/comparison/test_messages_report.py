@@ -10,6 +10,7 @@ import pytest
 from base.tables import terminal
 from comparison.messages.plan import Cell, parse_messages
 from comparison.messages.report import bus_bandwidth, evaluate, report_of, tables_of
+from tests.pages import samples_behind
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
 TITLES = {"hvd_mpi": "Horovod, MPI", "hvd_gloo": "Horovod, Gloo", "byteps": "BytePS"}
@@ -174,6 +175,12 @@ def test_files_hold_everything(tmp_path):
     assert "slower at 64KB, 1MB, 10x64KB." in text and "Holm" in text and "| 10x64KB | BytePS |" in text
     assert "Partial" not in text and "python compare.py --comm_only" in text
     assert (tmp_path / "messages.png").read_bytes().startswith(b"\x89PNG")
+    behind = samples_behind((tmp_path / "messages.html").read_text())
+    assert [verdict for verdict, _ in behind] == ["Horovod, MPI is faster"] * 3
+    sample = 1.3e-3 * DRIFT[2] * JITTER[1][2]
+    assert [float(each[2]) for each in (rows[2] for _, rows in behind)] == pytest.approx(
+        [sample] * 3, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])

@@ -155,7 +155,7 @@ def test_the_command(tmp_path, capsys) -> None:
     assert "4 stages of 6,6,6,6 layers" in shown and "the bubble is 15.8%" in shown
     assert "4 stages, intra_first, 1f1b" in shown and "4 stages, inter_first, 1f1b" in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("pipelines.json", "pipelines.md", "pipelines.png"),
+        *("pipelines.html", "pipelines.json", "pipelines.md", "pipelines.png"),
     ]
     content = json.loads((tmp_path / "pipelines.json").read_text("utf-8"))
     assert [each["gpus"] for each in content["projections"]] == [8, 16, 8, 16]

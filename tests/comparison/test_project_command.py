@@ -40,6 +40,7 @@ def test_the_default_run(tmp_path, capsys):
     assert "communicating ms  of it exposed ms  waiting ms" in shown
     directory = tmp_path / "deep" / "er"
     assert sorted(path.name for path in directory.iterdir()) == [
+        "projection.html",
         "projection.json",
         "projection.md",
         "projection.png",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
+from base.drawing import new_figure
 from base.files import replacing
 from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON
 from training.profiling.intervals import Interval, clip
@@ -92,12 +93,7 @@ def draw_stages(path: str, traces: Sequence[Trace]) -> None:
 @contextlib.contextmanager
 def _figure(path: str, height: float) -> Iterator[Figure]:
     """A figure to draw on, which is written at the end of the block."""
-    # Without pyplot, which keeps figures and picks a display for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((12, height))
     yield figure
     with replacing(path) as handle:
         figure.savefig(handle, format="png", metadata={"Software": None})

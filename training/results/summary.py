@@ -70,6 +70,12 @@ class Members:
         """Names of --search, none without it."""
         return list(self.settings[0].values) if self.settings else []
 
+    def models(self, score: str) -> dict[str, Scores]:
+        """A score by seed: of the folder or, with a search, of each setting."""
+        return {
+            each.name if self.searched else self.folder: each.scores.get(score, {}) for each in self.settings
+        }
+
     def best(self) -> Setting | None:
         """The setting with the best mean of the score that decides, over the members that finished.
 
@@ -89,8 +95,7 @@ class Members:
 
     def verdicts(self) -> list[Verdict]:
         """Every pair of the search's settings by the score that decides, as one family of tests."""
-        models = {each.name: each.scores.get(self.main_score or "", {}) for each in self.settings}
-        models = {name: scores for name, scores in models.items() if scores}
+        models = {name: scores for name, scores in self.models(self.main_score or "").items() if scores}
         return compare_models(models, CONFIDENCE) if len(models) > 1 else []
 
 
@@ -235,6 +240,26 @@ def comparison_table(members: Sequence[Members], score: str | None = None) -> Ta
     notes += [_of_missing(each.settings[0]) for each in members if each.settings[0].missing]
     notes.append(rule())
     return Table(f"{name} over seeds", ["runs", "mean", "±", "interval", "runs", "values"], rows, 1, notes)
+
+
+def verdict_table(title: str, verdicts: Sequence[Verdict], models: Mapping[str, Scores]) -> Table:
+    """Verdicts for a page, where each leads to the scores of both models by seed."""
+    rows = []
+    for each in verdicts:
+        form = form_of(each.difference)
+        interval, p = EMPTY, EMPTY
+        if each.low is not None:
+            interval, p = f"{each.low:+{form}} to {each.high:+{form}}", f"{each.adjusted:.4f}"
+        cells = [each.first, each.second, f"{each.difference:+{form}}", interval, p, each.verdict]
+        one, other = models[each.first], models[each.second]
+        behind = [
+            Row([str(seed), *(f"{own[seed]:.6g}" if seed in own else EMPTY for own in (one, other))])
+            for seed in sorted({*one, *other})
+        ]
+        names = f"Scores by seed: {each.first} (A), {each.second} (B)"
+        rows.append(Row(cells, samples=Table(names, ["seed", "A", "B"], behind)))
+    head = ["A", "B", "B - A", "interval", "p", "verdict"]
+    return Table(title, head, rows, 2)
 
 
 def rule() -> str:
