@@ -18,7 +18,6 @@ from typing import Sequence
 
 from base.errors import InputError
 from bert.configuration import named_config
-from comparison.options import SEQUENCES, ProjectionOptions
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
@@ -29,6 +28,7 @@ from comparison.projection.model import (
     BytePS,
     Plan,
 )
+from comparison.projection.options import SEQUENCES, ProjectionOptions
 from comparison.projection.pipelines import Pipeline
 from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
@@ -68,7 +68,7 @@ def project(options: ProjectionOptions) -> int:
     else:
         report = strategy_report.report_of(plan, plan.projections())
     try:
-        paths = report.write(directory)
+        paths = report.ended(0).write(directory)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
     print(f"{report.terminal}\n\nwritten: {', '.join(map(str, paths))}")
