@@ -18,6 +18,11 @@ and the same command continues.
 
 from __future__ import annotations
 
+from base.errors import explain_missing
+
+if __name__ == "__main__":
+    explain_missing()  # a library that is not installed
+
 import sys
 
 from comparison.main import main

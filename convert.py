@@ -9,6 +9,11 @@ python convert.py ckpt_dir graph --to onnx
 
 from __future__ import annotations
 
+from base.errors import explain_missing
+
+if __name__ == "__main__":
+    explain_missing()  # a library that is not installed
+
 import json
 import os
 import signal

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+from base.errors import explain_missing
 from training.stopping import end_at_signals
 
 if __name__ == "__main__":
+    explain_missing()  # a library that is not installed
     end_at_signals()  # until all is imported, which takes a second
 
 import argparse

@@ -11,6 +11,11 @@ python predict.py runs/own --embed --file sentences.txt --output vectors.npz
 
 from __future__ import annotations
 
+from base.errors import explain_missing
+
+if __name__ == "__main__":
+    explain_missing()  # a library that is not installed
+
 import argparse
 import json
 import os

@@ -8,6 +8,11 @@ python score.py bert-base-uncased blimp/data/anaphor_number_agreement.jsonl --me
 
 from __future__ import annotations
 
+from base.errors import explain_missing
+
+if __name__ == "__main__":
+    explain_missing()  # a library that is not installed
+
 import argparse
 import json
 import math

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from types import TracebackType
 
 RUN_AGAIN = 75  # exit code (EX_TEMPFAIL of sysexits.h): saved and left in good order; run me again
 
@@ -64,6 +66,20 @@ def lack_of_memory(error: BaseException) -> str:
         return ""
     lines = (line.strip() for line in str(error).splitlines())
     return one_line(next((line for line in lines if NO_MEMORY.search(line)), "") or type(error).__name__)
+
+
+def explain_missing() -> None:
+    """Has the imports of a script that follow end with one line and code 2 where a library is not installed,
+    as with another Python than that of `make setup`."""
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, ModuleNotFoundError):
+            return sys.__excepthook__(kind, error, trace)
+        remedy = "run `make setup` once, then .venv/bin/python in its place"
+        print(f"error: {sys.executable} has no {error.name}; {remedy}", file=sys.stderr)
+        sys.exit(2)
+
+    sys.excepthook = say
 
 
 def not_loaded(library: str, error: BaseException) -> InputError:

@@ -6,7 +6,7 @@ settings     settings, and the order of their launches
 campaign     the loop over launches, and a directory that a second call continues
 backends     the number of GPUs, and the command that starts each backend's ranks
 launch       one launch, of which nothing remains: its memory, the reason of its failure
-verdicts     paired tests, and the rule for verdicts
+verdicts     tests, paired within a report and unpaired across reports, and the rule for verdicts
 wording      numbers and names for people
 canvas       the common parts of the plots
 report       the files of a report, and its text for the terminal
@@ -14,4 +14,5 @@ runs/        the comparison of training runs
 messages/    the parts of --comm_only
 projection/  the parts of --project
 emulation/   the parts of --emulate
+merge        --merge: reports of earlier comparisons over each other
 """

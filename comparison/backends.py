@@ -56,15 +56,17 @@ RINGS = ("hvd_mpi", "hvd_gloo")  # they add in a ring, in a fixed order
 
 
 class Cluster(NamedTuple):
-    """Hosts of --hostfile. `lines`: name and slots of each line, as BytePS takes it (a line is a worker)."""
+    """Hosts of --hostfile. `lines`: name and slots of each line, as BytePS takes it (a line is a worker).
+    `gpus`: whether they have any; all hosts are taken to be like the first."""
 
     path: str
     lines: tuple[tuple[str, int], ...]
+    gpus: bool = True
 
     @classmethod
-    def read(cls, path: str) -> Cluster:
+    def read(cls, path: str, gpus: bool = True) -> Cluster:
         """Raises InputError for a file that cannot be used."""
-        return cls(path, tuple(read_host_lines(path)))
+        return cls(path, tuple(read_host_lines(path)), gpus)
 
     @property
     def slots(self) -> int:
@@ -101,7 +103,8 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
             return [*words, "--oversubscribe", "--bind-to", "none", "-mca", "mpi_yield_when_idle", "1"]
         hosts = merged(lines)
         _write(hostfile, hosts)
-        return [*words, "--hostfile", str(hostfile), *sum(mpirun.options_of_mpirun(hosts), [])]
+        options = mpirun.options_of_mpirun(hosts, without_gpus=not cluster.gpus)
+        return [*words, "--hostfile", str(hostfile), *sum(options, [])]
     if backend.launcher == HOROVODRUN:
         named = ",".join(f"{name}:{slots}" for name, slots in merged(lines))
         return [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(workers), "-H", named]

@@ -11,12 +11,17 @@ beside what each of the two keeps of its launches.
 from __future__ import annotations
 
 import abc
+import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
+import shlex
+import signal
 import statistics
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
@@ -48,6 +53,9 @@ class _Work(Hashable, Protocol):
     @property
     def repeat(self) -> int: ...
 
+    @property
+    def setting(self) -> Hashable: ...
+
 
 R = TypeVar("R")  # what a launch has left
 W = TypeVar("W", bound=_Work)
@@ -56,34 +64,43 @@ W = TypeVar("W", bound=_Work)
 class Store:
     """Directory of a campaign; in the block nobody else can use it.
 
+    Attributes:
+        directory: its files are read here.
+        folder: what is made anew lies here: the same, or with `dry` one that the end of the block removes.
+
     Args:
-        directory: is made if need be.
+        directory: is made if need be, but with `dry`, where nothing is written to it.
 
     Raises:
         InputError: it cannot be written, another comparison is using it, or it holds something else.
     """
 
-    def __init__(self, directory: str):
-        self.directory = Path(directory).resolve()
-        self._given = directory
-        self._lock: IO[bytes] | None = None
+    def __init__(self, directory: str, dry: bool = False):
+        self.directory = self.folder = Path(directory).resolve()
+        self._given, self._dry = directory, dry
+        self._block = contextlib.ExitStack()
 
     def __enter__(self) -> Store:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not self._dry or self.directory.exists():
+                self.directory.mkdir(parents=True, exist_ok=True)
             foreign = [name for name in _REPORTS if (self.directory / name).exists()]
             if foreign and not (self.directory / PLAN).exists():
                 raise InputError(
                     f"--output {self._given}: holds a {foreign[0]} that is not of a comparison;"
                     " choose another directory"
                 )
-            self._lock = open(self.directory / LOCK, "wb")  # noqa: SIM115 - closed by __exit__
+            if self._dry:
+                scratch = self._block.enter_context(tempfile.TemporaryDirectory())
+                self.folder = Path(scratch).resolve()
+                return self
+            lock: IO[bytes] = self._block.enter_context(open(self.directory / LOCK, "wb"))
         except OSError as error:
             raise InputError(f"--output {self._given}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.close()
+            self._block.close()
             raise InputError(
                 f"--output {self._given}: another comparison is using it; wait for it, or choose another"
                 " directory"
@@ -91,8 +108,7 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._lock is not None
-        self._lock.close()
+        self._block.close()
 
     def agree_on(self, plan: Mapping[str, Any], repeats: int) -> None:
         """Notes what is compared, or checks that it is what was begun here.
@@ -126,7 +142,7 @@ class Store:
 
     def save(self, name: str, values: Any) -> None:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
-        write_text(self.directory / name, as_json(values))
+        write_text(self.folder / name, as_json(values))
 
     def load(self, name: str, read: Callable[[Any], R]) -> R | None:
         """`read` of the values of a JSON file; None where there is no such file.
@@ -189,6 +205,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def code_of(interrupt: KeyboardInterrupt) -> int:
+    """The exit code after Ctrl-C, or after the SIGTERM that `comparison.main` makes a KeyboardInterrupt."""
+    return 128 + (signal.SIGTERM if interrupt.args == (signal.SIGTERM,) else signal.SIGINT)
+
+
 class Said(NamedTuple):
     """Words on a launch that has ended, for the progress. `others`: share of this machine's CPU time that
     other programs took meanwhile."""
@@ -210,6 +231,7 @@ class Campaign(abc.ABC, Generic[W, R]):
     # Launches of which one of these has the same value last about as long; the first kind that any launch
     # made so far shares counts.
     alike: Sequence[Callable[[Any], Hashable]]
+    rule: str  # in words: what `guess` goes by
     left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
     def __init__(self, store: Store, works: Sequence[W], made: dict[W, R]):
@@ -218,6 +240,14 @@ class Campaign(abc.ABC, Generic[W, R]):
     @abc.abstractmethod
     def title(self, work: W) -> str:
         """Name of a launch, for people."""
+
+    @abc.abstractmethod
+    def command(self, work: W, folder: Path) -> Sequence[str]:
+        """The words of a launch that leaves its files below `folder`, the store's."""
+
+    @abc.abstractmethod
+    def guess(self, work: W) -> float:
+        """Seconds that a launch may take, before any is made."""
 
     @abc.abstractmethod
     def launch(self, work: W) -> Said:
@@ -232,8 +262,8 @@ class Campaign(abc.ABC, Generic[W, R]):
         """False for a launch of which nothing is expected, after those made so far."""
 
     @abc.abstractmethod
-    def report_of(self, records: Sequence[R], complete: bool) -> tuple[Report, bool]:
-        """The report of the launches so far, and whether all went as it should."""
+    def report_of(self, records: Sequence[R], complete: bool) -> tuple[Report, list[str]]:
+        """The report of the launches so far, and a line for each setting that was wrong or failed."""
 
     def prepare(self, progress: Printed) -> None:
         """Before the first launch of a call."""
@@ -241,8 +271,29 @@ class Campaign(abc.ABC, Generic[W, R]):
     def after(self, progress: Printed, work: W) -> None:
         """After a launch."""
 
-    def run(self, directory: Path) -> bool:
-        """Makes the launches that are missing; writes and prints the report. Whether all went as it should.
+    def dry_run(self, hosts: Cluster | None) -> int:
+        """Prints what `run` would launch and how long that takes; 0."""
+        todo = [work for work in self.works if work not in self.made and self.will_run(work)]
+        settings = {work.setting: work for work in self.works if work.repeat == 0}
+        lines = " ".join(f"{name}:{slots}" for name, slots in hosts.lines) if hosts else "this machine"
+        print(f"hosts and slots: {lines}")
+        print(f"{len(self.works)} launches for {len(settings)} settings; {len(self.made)} are made in "
+              f"{self.store.directory}, {len(todo)} would be made. The first repeat:")  # fmt: skip
+        for work in settings.values():
+            words = shlex.join(map(str, self.command(work, self.store.folder)))
+            print(
+                f"\n{self.title(work)}\n  {words.replace(str(self.store.folder), str(self.store.directory))}"
+            )
+        if self.made:
+            seconds, why = self.seconds_left(todo), f"by the {len(self.made)} launches that are made"
+        else:
+            seconds, why = math.fsum(map(self.guess, todo)), f"by a rule of thumb: {self.rule}"
+        print(f"\nabout {duration(seconds)} ({why}); nothing was launched")
+        return 0
+
+    def run(self, directory: Path) -> int:
+        """Makes the launches that are missing; writes and prints the report. Returns 0, or 1 where a setting
+        was wrong or failed.
 
         Raises:
             KeyboardInterrupt: after the partial report has been written.
@@ -275,14 +326,16 @@ class Campaign(abc.ABC, Generic[W, R]):
         finally:
             progress.end()
         records = [self.made[work] for work in self.works if work in self.made]
-        report, good = self.report_of(records, complete=interrupt is None)
+        report, failed = self.report_of(records, complete=interrupt is None)
+        code = code_of(interrupt) if interrupt else int(bool(failed))
+        report = report.ended(code, failed, complete=interrupt is None)
         paths = report.write(directory)
         print(report.terminal)
         print("\n".join(map(str, paths)), flush=True)
         if interrupt:
             print("interrupted; the same command continues", file=sys.stderr, flush=True)
             raise interrupt
-        return good
+        return code
 
     def seconds_left(self, todo: Sequence[W]) -> float:
         """Estimate for launches to come: each is taken to last as long as its like did, or else as all."""

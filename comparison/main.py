@@ -7,10 +7,13 @@ from types import FrameType
 from typing import Mapping, Sequence
 
 from comparison.backends import BACKENDS, Backend
+from comparison.campaign import code_of
 from comparison.emulation.command import emulate
+from comparison.merge import merge
 from comparison.messages.command import compare_messages
-from comparison.options import EmulationOptions, MessagesOptions, ProjectionOptions, parse_options
+from comparison.options import EmulationOptions, MergeOptions, MessagesOptions, parse_options
 from comparison.projection.command import project
+from comparison.projection.options import ProjectionOptions
 from comparison.runs.command import compare_runs
 
 
@@ -34,12 +37,14 @@ def main(
     try:
         if isinstance(options, ProjectionOptions):
             return project(options)
+        if isinstance(options, MergeOptions):
+            return merge(options)
         if isinstance(options, EmulationOptions):
             return emulate(options)
         if isinstance(options, MessagesOptions):
             return compare_messages(options)
         return compare_runs(options)
     except KeyboardInterrupt as interrupt:
-        return 128 + (signal.SIGTERM if interrupt.args == (signal.SIGTERM,) else signal.SIGINT)
+        return code_of(interrupt)
     finally:
         signal.signal(signal.SIGTERM, before)

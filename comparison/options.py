@@ -14,48 +14,42 @@ from typing import Any, Mapping, Sequence, Union
 from base.command_line import (
     OptionParser,
     count,
-    not_negative,
     num_processes,
     path_name,
     path_names,
     positive,
     positive_int,
     seconds,
-    share,
     split_at_dashes,
     whole,
     within,
 )
 from base.errors import InputError
-from base.options import add_options, flag, option, options_in, taken
-from bert.configuration import MOST_LAYERS, parse_model
+from base.options import Option, add_options, flag, option, options_in, taken
+from bert.configuration import parse_model
 from comparison.backends import BACKENDS, BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
 from comparison.emulation.plan import OfEmulation
 from comparison.emulation.plan import Setting as EmulatedSetting
 from comparison.emulation.plan import settings_of as emulated_settings
-from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Cell, Message, parse_messages
-from comparison.projection.clusters import CLUSTERS
-from comparison.projection.model import COLOCATED, PLACEMENTS, STRATEGIES
-from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
+from comparison.messages.plan import Cell, Message, OfMessages, parse_messages
+from comparison.projection.options import ProjectionOptions
 from comparison.runs.record import Steps
 from comparison.settings import Setting, all_settings
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
 from training.config import accumulation
 from training.options import expand_options
-from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
-from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 
 OUTPUT, PROJECTION_OUTPUT, EMULATION_OUTPUT = "runs/comparison", "runs/projection", "runs/emulation"
+MERGED_OUTPUT = "runs/merged"
 DTYPES = ("float32", "bfloat16", "float16")
 PROFILES = 3  # the median of so many leaves one out that has stalled
 # The small model of `make pretrain`, for the embedded text.
 EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
-SEQUENCES = 64  # of a GPU and pass in a projection
 
-_EXIT_CODES = """exit code: 0 when every setting has its figures or has run out of memory, 1 when a backend
-was wrong or failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM (the report is then partial, and
-the same command continues)."""
+_EXIT_CODES = """exit code, also in the report's JSON ("outcome"): 0 when every setting has its figures or has
+run out of memory, 1 when a backend was wrong or failed, or by --fail_if_slower, 2 for bad input, without a
+report, 130 after Ctrl-C and 143 after SIGTERM: the report is then partial, and the same command continues."""
 
 _repetitions = whole(1, 1000, "more are a slip of the pen")
 
@@ -130,6 +124,7 @@ class Measurement:
     )  # fmt: skip
     no_profile: bool = flag("no profiled launches, no breakdown of the step")
     retry_failed: bool = flag("repeat launches that failed in an earlier call")
+    dry_run: bool = flag("print what would be launched, and how long it takes; launch and write nothing")
 
     def warn_of_few_repeats(self) -> None:
         if self.repeats < FEWEST_REPEATS:
@@ -160,25 +155,6 @@ class _Mode:
     comm_only: bool = flag("communication alone, by message size")
     project: bool = flag("predict throughput and efficiency on up to 1024 GPUs")
     emulate: bool = flag("real exchanges between hosts with slow links, emulated on this machine; needs root")
-
-
-@dataclass(frozen=True)
-class OfMessages:
-    """Options that only --comm_only takes."""
-
-    sizes: Sequence[str] = option(
-        "messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
-        " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
-        metavar="SIZE", nargs="+", default=DEFAULT_SIZES,
-    )  # fmt: skip
-    message_dtype: str = option(
-        "dtype of the elements (default float32)", choices=list(ITEM_BYTES), default="float32"
-    )
-    message_seconds: float = option(
-        "time for the rounds of a message in a launch: many for a small message, at least 2 for a large one"
-        " (default 0.5)",
-        seconds, "S", default=0.5,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -227,63 +203,6 @@ class MessagesOptions(CampaignOptions, OfMessages):
 
 
 @dataclass(frozen=True)
-class ProjectionOptions:
-    """Options of --project; None: left out. Those without a help are the comparison's, too."""
-
-    output: str
-    model: str | None
-    max_seq_length: int | None
-    accumulate: int | None
-    gpus: Sequence[int] | None = option("numbers of GPUs (1 2 4 8 16 ... 1024)", positive_int, "N", nargs="+")
-    strategies: Sequence[str] | None = option(
-        "ways to average gradients (all)", nargs="+", choices=tuple(STRATEGIES)
-    )
-    servers: int | None = option("servers of BytePS (as many as hosts)", positive_int, "K")
-    server_placement: str | None = option(
-        f"servers on the worker hosts, on machines of their own, or best divided ({COLOCATED})",
-        choices=PLACEMENTS,
-    )
-    cluster: str | None = option(
-        "cluster whose parameters hold unless replaced (p3dn)", choices=sorted(CLUSTERS)
-    )
-    gpus_per_host: int | None = option("GPUs of a host (p3dn: 8)", positive_int, "G")
-    intra_gbps: float | None = option(
-        "bandwidth of a ring inside a host, Gbit/s (p3dn: 160 to 960)", positive, "X"
-    )
-    inter_gbps: float | None = option("bandwidth of a host's network, Gbit/s (p3dn: 100)", positive, "X")
-    network_efficiency: float | None = option("share of it that collectives reach (p3dn: 0.56)", share, "X")
-    intra_latency_us: float | None = option(
-        "latency of a ring's step inside a host (p3dn: 3.4)", not_negative, "X"
-    )
-    inter_latency_us: float | None = option("latency of a step between hosts (p3dn: 9.6)", not_negative, "X")
-    fusion_mb: float | None = option("MiB that Horovod fuses into one call (p3dn: 128)", not_negative, "X")
-    cycle_ms: float | None = option("Horovod's cycle time (p3dn: 1)", not_negative, "X")
-    partition_bytes: int | None = option("bytes of BytePS's partitions (by the servers)", positive_int, "N")
-    compute_s: float | None = option("seconds of one forward and backward pass on one GPU", positive, "S")
-    optimizer_s: float | None = option(
-        "seconds of the update (from the GPU's memory bandwidth)", not_negative, "S"
-    )
-    measured: str | None = option("report.json of a comparison: compute time of this machine", metavar="FILE")
-    gradient_dtype: str | None = option(
-        "dtype of exchanged gradients (float16; --measured: float32)", choices=sorted(ELEMENT_BYTES)
-    )
-    overlap: str | None = option(
-        "exchange during the backward pass, or after it (backward)", choices=("backward", "none")
-    )
-    pipeline_stages: int | None = option(
-        "GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "
-        "strategies; --batch_size counts for a replica (docs/pipelines.md)",
-        whole(2, MOST_LAYERS, "one for each layer of the deepest model"), "S",
-    )  # fmt: skip
-    placement: Sequence[str] | None = option(
-        "of a pipeline's stages (both)", nargs="+", choices=PIPELINE_PLACEMENTS
-    )
-    pipeline_schedule: str | None = option(f"of a pipeline ({ONE_F_ONE_B})", choices=SCHEDULES)
-    batch_size: int | None = option(f"sequences a GPU and pass ({SEQUENCES})", positive_int, "B")
-    vocab_size: int | None = option(f"tokens in the vocabulary ({VOCABULARY})", positive_int, "V")
-
-
-@dataclass(frozen=True)
 class EmulationOptions(OfEmulation, Measurement, Output):
     """Options of --emulate. `projection`: those that it shares with --project. `settings`: every combination
     of the axes."""
@@ -295,12 +214,31 @@ class EmulationOptions(OfEmulation, Measurement, Output):
     given: Mapping[str, Any] = derived()
 
 
+@dataclass(frozen=True)
+class MergeOptions:
+    """Options of --merge. Those without a help are the comparisons', too."""
+
+    output: str
+    confidence: float
+    command: tuple[str, ...]
+    merge: Sequence[str] | None = option(
+        "lay reports over each other: folders of earlier comparisons, or their .json files; the first is what"
+        " the others are compared with",
+        path_name, "DIR", nargs="+",
+    )  # fmt: skip
+    fail_if_slower: float | None = option(
+        "exit with 1 where a later report is shown to be slower than the first by more than this, or failed"
+        " where the first has figures",
+        within(0, 1000, "percent"), "PERCENT",
+    )  # fmt: skip
+
+
 # Of --project's own options; the axes of --emulate take the place of the others.
 _ALSO_EMULATED = (
     *("cluster", "cycle_ms", "fusion_mb", "partition_bytes", "compute_s", "optimizer_s", "overlap"),
     *("batch_size", "vocab_size"),
 )
-Options = Union[RunsOptions, MessagesOptions, ProjectionOptions, EmulationOptions]
+Options = Union[RunsOptions, MessagesOptions, ProjectionOptions, EmulationOptions, MergeOptions]
 
 
 def parse_options(
@@ -318,7 +256,7 @@ def parse_options(
     """
     own, script_args = split_at_dashes(arguments)
     options = _parser(description).parse_args(own)
-    modes = [f"--{name}" for name in options_in(_Mode) if getattr(options, name)]
+    modes = [f"--{name}" for name in (*options_in(_Mode), "merge") if getattr(options, name)]
     if len(modes) > 1:
         raise InputError(f"{' and '.join(modes)} exclude each other")
     if not options.comm_only:
@@ -327,16 +265,25 @@ def parse_options(
         _reject(options, OfEmulation, "--emulate")
     if not options.project:
         _reject(options, ProjectionOptions, "--project", _ALSO_EMULATED if options.emulate else ())
+    if not options.merge:
+        _reject(options, MergeOptions, "--merge")
     if script_args and modes:
         raise InputError(f"{script_args[0]} after --: {modes[0]} runs no training script")
     if options.emulate:
         return _of_emulation(options, backends, ("python", "compare.py", *arguments))
+    if options.merge:
+        for kind in (Axes, Trained, Measurement):
+            _reject(options, kind, "comparisons, which are made before --merge")
+        output = os.path.expanduser(options.output or MERGED_OUTPUT)
+        return taken(MergeOptions, options, output=output, command=("python", "compare.py", *arguments))
+    if options.project and options.dry_run:
+        raise InputError("--dry_run: --project launches nothing; leave it out")
     if options.project:
         return taken(ProjectionOptions, options, output=options.output or PROJECTION_OUTPUT)
     options.output = os.path.expanduser(options.output or OUTPUT)
     options.script_args = expand_options(script_args)
-    cluster = Cluster.read(options.hostfile) if options.hostfile else None
     options.gpus = count_gpus()
+    cluster = Cluster.read(options.hostfile, bool(options.gpus)) if options.hostfile else None
     _settle_axes(options, backends, cluster)
     values = {
         "backends": {key: backends[key] for key in options.backends},
@@ -400,7 +347,7 @@ def _of_emulation(
     table = {**options_in(Axes), **options_in(Trained)}
     of_runs = {name: known for name, known in table.items() if name not in ("backends", "max_seq_length")}
     for name, known in {**of_runs, "hostfile": options_in(Measurement)["hostfile"]}.items():
-        if getattr(options, name) != known.words.get("default", False if "action" in known.words else None):
+        if _given(options, name, known):
             raise InputError(f"--{name}: is not for --emulate, which has --hosts, --work, --gradient_dtypes")
     keys = options.backends or ["hvd_mpi", "hvd_gloo", "byteps"]
     for key in keys:
@@ -436,6 +383,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         ("instead of the comparison of training runs", None, _Mode),
         ("communication alone (--comm_only)", None, OfMessages),
         ("projection (--project); values in parentheses are the defaults", None, ProjectionOptions),
+        ("reports over each other (--merge)", "also --output, --confidence", MergeOptions),
         ("emulated clusters (--emulate)", f"also --{' --'.join(_ALSO_EMULATED)}", OfEmulation),
     )
     for title, text, kind in groups:
@@ -444,10 +392,16 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def _given(options: argparse.Namespace, name: str, known: Option) -> bool:
+    return bool(
+        getattr(options, name) != known.words.get("default", False if "action" in known.words else None)
+    )
+
+
 def _reject(options: argparse.Namespace, kind: type, mode: str, but: Sequence[str] = ()) -> None:
     """Raises InputError where an option of another comparison was given, `but` for these."""
     for name, known in options_in(kind).items():
-        if name not in but and getattr(options, name) != known.words.get("default"):
+        if name not in but and _given(options, name, known):
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 

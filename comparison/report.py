@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, Union
@@ -46,6 +47,14 @@ class Report(NamedTuple):
     pictures: Mapping[str, Figure | None]
     shown: Sequence[Part]
     mark: str = ""
+
+    def ended(self, code: int, failed: Sequence[str] = (), complete: bool = True) -> Report:
+        """The same with the field `outcome`, for programs: the exit code of the command, whether all that was
+        asked for has been measured, a line for each setting that makes the code 1, and how many pairs have
+        which verdict."""
+        verdicts = Counter(pair.verdict for pair in self.content.get("pairs", ()))
+        outcome = {"code": code, "complete": complete, "failed": [*failed], "verdicts": dict(verdicts)}
+        return self._replace(content={**self.content, "outcome": outcome})
 
     @property
     def terminal(self) -> str:

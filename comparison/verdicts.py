@@ -1,9 +1,10 @@
-"""Verdicts on speed: paired tests with a bound on false verdicts over a whole report.
+"""Verdicts on speed: tests with a bound on false verdicts over a whole report.
 
 The independent unit is the launch. Intervals within one share its place in memory, its port and its minute,
 so they are no samples of their own: a launch gives one value. Contenders of a group run next to each other in
 every repeat, so two of them are compared by the logarithm of their ratio within a repeat; what slows a repeat
-as a whole cancels. `rule` says the rest.
+as a whole cancels. `rule` says the rest. Launches of different reports have no repeat in common: they are
+compared as independent samples.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ import math
 import statistics
 from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
-from base.student import DIFFERENT, NOT_SHOWN, critical_t, holm, mean_test, within_test
+from base.student import (
+    DIFFERENT,
+    NOT_SHOWN,
+    MeanTest,
+    critical_t,
+    exceeds_test,
+    holm,
+    mean_test,
+    welch_test,
+    within_test,
+)
 
 FEWEST_REPEATS = 5
 TOO_FEW = "too few repeats"
@@ -39,12 +50,12 @@ class Spread(NamedTuple):
 class Pair(NamedTuple):
     """Two contenders of a group.
 
-    `ratio`: geometric mean of second / first over their common repeats, NaN without any; above 1 the first
-    is faster. `low`, `high`: its confidence interval, for this pair alone; None where there are too few
-    repeats. `p`: of the test, `adjusted`: after Holm over all pairs of the report; `equal`: adjusted, too, of
-    the test that the ratio is within MARGIN of 1. `verdict`: DIFFERENT, EQUAL, NOT_SHOWN or TOO_FEW;
-    `faster`: one of the two where they are different. `deviation`: of the ratio's logarithm, from repeat to
-    repeat.
+    `repeats`: in common, or where they are not paired of whom has fewer. `ratio`: geometric mean of second /
+    first over these, or of all their launches, NaN without any; above 1 the first is faster. `low`, `high`:
+    its confidence interval, for this pair alone; None where there are too few repeats. `p`: of the test,
+    `adjusted`: after Holm over all pairs of the report; `equal`: adjusted, too, of the test that the ratio is
+    within MARGIN of 1. `verdict`: DIFFERENT, EQUAL, NOT_SHOWN or TOO_FEW; `faster`: one of the two where they
+    are different. `deviation`: of the ratio's logarithm, from repeat to repeat; None where not paired.
     """
 
     group: Any
@@ -82,6 +93,21 @@ def rule(confidence: float) -> str:
     )
 
 
+def rule_across(confidence: float) -> str:
+    """The rule for verdicts on different reports."""
+    return (
+        "A launch gives one value, its median. Launches of different reports have no repeat, no minute and"
+        " perhaps no machine in common, so they are compared as independent samples: by a two-sided t-test"
+        " of the logarithms that lets each report have its own spread (Welch's, with the degrees of freedom"
+        " of the report with fewer launches, so that p is never too small), adjusted by Holm's method over"
+        ' all ratios here. "slower" or "faster" is falsely said in at most'
+        f" {1 - confidence:.6g} of reports like this one whose settings all take the same time;"
+        f' "{EQUAL}" takes two one-sided tests, adjusted alike. With fewer than {FEWEST_REPEATS} launches in'
+        " one of the two there is a ratio and no verdict. What is shown is that two measurements differ: a"
+        " machine that was slower on one day differs, too; two reports of the same commit say how much."
+    )
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Raises ValueError for no values."""
     if not values:
@@ -92,14 +118,15 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median, low, high, min(values), max(values))
 
 
-def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
+def compare(groups: Mapping[G, Samples], confidence: float, paired: bool = True) -> list[Pair]:
     """Every pair of contenders of every group, in the order given; they are one family of tests.
 
-    A pair with fewer than FEWEST_REPEATS common repeats is not tested and does not count in the family.
+    A pair with fewer than FEWEST_REPEATS repeats is not tested and does not count in the family.
 
     Args:
         groups: what is compared in each; values are positive and finite, smaller is faster.
         confidence: 1 minus the probability of any false verdict among all pairs.
+        paired: equal numbers of repeats mean the same minute; False: they are of different reports.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}: must be between 0 and 1")
@@ -107,7 +134,10 @@ def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
     for group, samples in groups.items():
         names = [name for name in samples if samples[name]]
         for place, first in enumerate(names):
-            pairs += [_pair(group, first, second, samples, confidence) for second in names[place + 1 :]]
+            for second in names[place + 1 :]:
+                two = samples[first], samples[second]
+                found = _paired(*two, confidence) if paired else _unpaired(*two, confidence)
+                pairs.append(found._replace(group=group, first=first, second=second))
     tested = [index for index, pair in enumerate(pairs) if pair.p is not None]
     for index, adjusted in zip(tested, holm([pairs[index].p or 0.0 for index in tested])):
         pair = pairs[index]._replace(adjusted=adjusted, verdict=NOT_SHOWN)
@@ -170,17 +200,31 @@ def repeats_for(difference: float, deviation: float, tests: int, confidence: flo
     return None
 
 
-def _pair(group: Hashable, first: str, second: str, samples: Samples, confidence: float) -> Pair:
-    common = sorted(samples[first].keys() & samples[second].keys())
-    logarithms = [math.log(samples[second][each] / samples[first][each]) for each in common]
+def _paired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Pair:
+    common = sorted(first.keys() & second.keys())
+    logarithms = [math.log(second[each] / first[each]) for each in common]
     deviation = statistics.stdev(logarithms) if len(common) > 1 else None
+    mean = math.fsum(logarithms) / len(common) if common else math.nan
+    pair = _untested(len(common), mean)._replace(deviation=deviation)
     if len(common) < FEWEST_REPEATS:
-        ratio = math.exp(math.fsum(logarithms) / len(common)) if common else math.nan
-        pair = Pair(group, first, second, len(common), ratio, None, None, None, None, TOO_FEW)
-        return pair._replace(deviation=deviation)
-    test = mean_test(logarithms, confidence)
+        return pair
+    return _tested(pair, mean_test(logarithms, confidence), within_test(logarithms, math.log1p(MARGIN)))
+
+
+def _unpaired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Pair:
+    one, other = ([math.log(each) for each in values.values()] for values in (first, second))
+    pair = _untested(min(len(one), len(other)), statistics.fmean(other) - statistics.fmean(one))
+    if pair.repeats < FEWEST_REPEATS:
+        return pair
+    bound = -math.log1p(MARGIN)
+    equal = max(exceeds_test(one, other, bound), exceeds_test(other, one, bound))
+    return _tested(pair, welch_test(one, other, confidence), equal)
+
+
+def _untested(repeats: int, mean: float) -> Pair:
+    return Pair(None, "", "", repeats, math.exp(mean), None, None, None, None, TOO_FEW)
+
+
+def _tested(pair: Pair, test: MeanTest, equal: float) -> Pair:
     ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
-    equal = within_test(logarithms, math.log1p(MARGIN))
-    return Pair(group, first, second, len(common), ratio, low, high, test.p, None, NOT_SHOWN)._replace(
-        equal=equal, deviation=deviation
-    )
+    return pair._replace(ratio=ratio, low=low, high=high, p=test.p, equal=equal, verdict=NOT_SHOWN)

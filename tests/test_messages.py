@@ -65,7 +65,11 @@ def test_messages_of_real_backends(real, backend):
 
 def test_a_wrong_backend_is_called_wrong(real):
     output, _, code, written = real
-    assert code == 1
+    assert code == 1 == written["outcome"]["code"] and written["outcome"]["complete"]
+    assert [each.partition(": ")[0] for each in sorted(written["outcome"]["failed"])] == [
+        "crash-2x 64KB",
+        "wrong-2x 64KB",
+    ]
     row = row_of(written, "wrong", "64KB")
     assert row["reason"].startswith("wrong: rank 1, round 0: element 1000 is ")
     assert row["reason"].endswith("(1 of 16,384 are wrong)")
@@ -176,6 +180,20 @@ def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert compare_messages(options_of(tmp_path / "none", "--sizes", "4KB", *words[3:])) == 1
     assert len(calls) == 5 and "repeat 2: left out: no message is left" in capsys.readouterr().out
+
+
+def test_a_dry_run_sends_nothing(tmp_path, monkeypatch, capsys):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=1\nb slots=1\n")
+    monkeypatch.setattr(module, "send", None)
+    words = ["--sizes", "4KB", "--backends", "hvd_mpi", "byteps", "--repeats", 5, "--hostfile", hosts]
+    assert compare_messages(options_of(tmp_path / "out", *words, "--dry_run")) == 0
+    said = capsys.readouterr().out
+    assert "hosts and slots: a:1 b:1\n10 launches for 2 settings; 0 are made in" in said
+    assert (
+        "mpirun -np 2 --hostfile " in said and " byteps " in said and "\nabout 1 min 45 s (by a rule" in said
+    )
+    assert os.listdir(tmp_path) == ["hosts"]
 
 
 def test_several_numbers_of_ranks(tmp_path, monkeypatch):

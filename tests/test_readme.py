@@ -24,8 +24,9 @@ import finetune_classifier
 import finetune_squad
 import lamb_paper
 from comparison.backends import BACKENDS
-from comparison.options import ProjectionOptions
+from comparison.options import MergeOptions
 from comparison.options import parse_options as parse_comparison
+from comparison.projection.options import ProjectionOptions
 from data.formats.read import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
@@ -263,7 +264,9 @@ def test_the_call_to_sagemaker():
 def test_the_commands_that_compare(command):
     """Their options are understood; tests/comparison runs such commands, cut down."""
     options = parse_comparison(command.words[2:], BACKENDS)
-    if not isinstance(options, ProjectionOptions):
+    if isinstance(options, MergeOptions):
+        assert options.merge
+    elif not isinstance(options, ProjectionOptions):
         assert options.backends and (options.settings if "--emulate" in command.words else options.workers)
 
 

@@ -6,9 +6,12 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import sys
 import tokenize
 
-from tests.processes import ROOT
+import pytest
+
+from tests.processes import ROOT, run_command
 
 
 def words(script):
@@ -40,3 +43,14 @@ def test_every_script_is_executable():
     for path in [*top, *hosts]:
         assert path.read_text("utf-8").startswith("#!/usr/bin/env python3\n"), path.name
         assert os.access(path, os.X_OK), path.name
+
+
+ALONE = ("hparams", "lamb_paper", "results", "run_sagemaker")  # they need nothing that is installed
+
+
+@pytest.mark.parametrize("script", sorted({path.stem for path in ROOT.glob("*.py")} - {*ALONE}))
+def test_another_python_is_named_in_one_line(script):
+    """-S: without the folder of what is installed."""
+    result = run_command([sys.executable, "-S", f"{script}.py", "--help"])
+    assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1, result.describe()
+    assert f"error: {sys.executable} has no " in result.stderr and "make setup" in result.stderr

@@ -30,7 +30,9 @@ from comparison.backends import ROOT, environment
 from comparison.campaign import Campaign, Said, Store, versions, what_counts
 from comparison.emulation import network
 from comparison.emulation.plan import (
+    LEAST_STEPS,
     MOST_STEPS,
+    SECONDS,
     TRACE,
     Group,
     OfEmulation,
@@ -42,7 +44,7 @@ from comparison.emulation.plan import (
     replay_of,
     traced_workload,
 )
-from comparison.emulation.report import report_of
+from comparison.emulation.report import report_of, setting_of
 from comparison.launch import launch, reason_of_exit
 from comparison.messages.plan import PROCESS_BYTES, UNITS
 from comparison.options import EmulationOptions
@@ -57,6 +59,7 @@ FOLDER = "emulation"  # under --output
 LOG, PLAN, CLUSTER = "run.log", "plan.json", "cluster.json"
 NETWORK = ROOT / "comparison" / "emulation" / "network.py"
 YIELD = ROOT / "comparison" / "emulation" / "yield.c"
+START_S = 15.0  # a launch's start, before one was made
 PATIENCE = 60.0  # seconds for the start of the ranks, and for busy machines
 # Shares of a step in which a thread may be ready to run and have no processor, and of all processors' time
 # that the emulation may take. More is no longer the network's time: the step does not count.
@@ -88,16 +91,21 @@ def emulate(options: EmulationOptions) -> int:
     if missing is None and shutil.which("cc") is None:
         missing = "needs the command cc: install gcc"
     if missing is not None:
-        raise InputError(f"--emulate {missing}")
+        if not options.dry_run:
+            raise InputError(f"--emulate {missing}")
+        print(f"would not start here: --emulate {missing}")
     options.warn_of_few_repeats()
-    with Store(os.path.join(options.output, FOLDER)) as store:
+    with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
         names = sorted({"backends", "seed", *vars(options.projection), *options_in(OfEmulation)} - {"output"})
         values = {f"--{name}": options.given[name] for name in names}
         store.agree_on(what_counts({**values, "--backends": list(options.backends)}, None), options.repeats)
+        emulation = Emulation(options, store, workloads)
+        if options.dry_run:
+            return emulation.dry_run(None)
         subprocess.run(
             ["cc", "-O1", "-shared", "-fPIC", "-o", store.directory / "yield.so", YIELD], check=True
         )
-        return 0 if Emulation(options, store, workloads).run(Path(options.output)) else 1
+        return emulation.run(Path(options.output))
 
 
 def _workloads(options: EmulationOptions) -> dict[tuple[str, str, int], Workload]:
@@ -135,6 +143,10 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
     other."""
 
     alike = (lambda turn: turn.setting, lambda turn: turn.setting.group)
+    rule = (
+        f"{START_S:g} s to start, and {LEAST_STEPS + 1} steps of the projected time on the scale, or"
+        f" {SECONDS:g} s"
+    )
 
     def __init__(
         self, options: EmulationOptions, store: Store, workloads: Mapping[tuple[str, str, int], Workload]
@@ -163,6 +175,14 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         group = setting.group
         parts += [f"{group.hosts} hosts", f"{group.gbps:g} Gbit/s", group.work, group.dtype]
         return f"{', '.join(parts)}, repeat {turn.repeat + 1}"
+
+    def command(self, turn: Turn, folder: Path) -> list[str]:
+        return [sys.executable, "-I", "-S", str(NETWORK), str(folder / turn.name / CLUSTER)]
+
+    def guess(self, turn: Turn) -> float:
+        projected = self.projected(turn.setting)
+        step_s = self.scale.times * projected.step_s if projected else 1.0
+        return START_S + max(SECONDS, (LEAST_STEPS + 1) * step_s)
 
     def seconds(self, record: dict[str, Any]) -> float:
         return float(record["seconds"])
@@ -219,7 +239,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         )
         write_text(directory / PLAN, as_json(plan))
         write_text(directory / CLUSTER, as_json(layout.as_plan()))
-        command = [sys.executable, "-I", "-S", str(NETWORK), str(directory / CLUSTER)]
+        command = self.command(turn, self.store.folder)
         record: dict[str, Any] = {"begun": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         needed = layout.hosts * PROCESS_BYTES + 6 * setting.group.hosts * sum(plan["elements"]) * 4
         if needed > available_bytes():
@@ -236,7 +256,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
             record.update(trouble=f"failed: {reason_of_exit(ended, said)[0]}", failed=True)
         return record
 
-    def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, bool]:
+    def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, list[str]]:
         options = self.options
         facts = {
             "machine": machine.describe(ROOT),
@@ -252,7 +272,8 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         }
         projected = {setting: self.projected(setting) for setting in options.settings}
         report = report_of(facts, projected, records, complete)
-        return report, not any(record["failed"] for record in records)
+        failed = {setting_of(each).name: each["trouble"] for each in records if each["failed"]}
+        return report, [f"{name}: {trouble}" for name, trouble in failed.items()]
 
 
 def measured(directory: Path, ranks: int) -> dict[str, Any]:

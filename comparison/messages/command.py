@@ -32,6 +32,7 @@ from comparison.report import Report, as_json, write_text
 from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
+START_S, RATE = 10.0, 2e8  # a launch's start and bytes a second, before one was made
 RESERVE = 1e9  # bytes that stay free for everybody else
 RANK = ROOT / "comparison" / "messages" / "rank.py"
 LOG, PLAN = "run.log", "plan.json"
@@ -42,6 +43,10 @@ class Turn(NamedTuple):
 
     cell: Cell
     repeat: int
+
+    @property
+    def setting(self) -> Cell:
+        return self.cell
 
     @property
     def name(self) -> str:
@@ -56,7 +61,7 @@ def compare_messages(options: MessagesOptions) -> int:
         KeyboardInterrupt: after the partial report has been written.
     """
     options.warn_of_few_repeats()
-    with Store(os.path.join(options.output, FOLDER)) as store:
+    with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
         values = {
             "--backends": list(options.backends),
             "--workers": sorted({cell.workers for cell in options.cells}),
@@ -66,7 +71,8 @@ def compare_messages(options: MessagesOptions) -> int:
             "--sizes": [message.name for message in options.messages],
         }
         store.agree_on(what_counts(values, options.cluster), options.repeats)
-        return 0 if Sweep(options, store).run(Path(options.output)) else 1
+        sweep = Sweep(options, store)
+        return sweep.dry_run(options.cluster) if options.dry_run else sweep.run(Path(options.output))
 
 
 class Sweep(Campaign[Turn, "dict[str, Any]"]):
@@ -74,6 +80,7 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
     each other. `unfit`: messages that do not fit into memory, with the reason."""
 
     alike = (lambda turn: turn.cell,)
+    rule = f"{START_S:g} s to start, and for each message --message_seconds and 1 s for {RATE / 1e6:.0f} MB"
     left_out = "left out: no message is left that fits into memory and has not failed"
 
     def __init__(self, options: MessagesOptions, store: Store):
@@ -95,6 +102,16 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
     def title(self, turn: Turn) -> str:
         backend = self.options.backends[turn.cell.backend]
         return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
+
+    def command(self, turn: Turn, folder: Path) -> list[str]:
+        here = folder / turn.name / "start-0"
+        here.mkdir(parents=True)
+        return command_of(self.options, turn.cell, here)
+
+    def guess(self, turn: Turn) -> float:
+        sent = self._to_send(turn)
+        moved = sum(message.nbytes for message in sent) / RATE
+        return START_S + len(sent) * self.options.message_seconds + moved
 
     def seconds(self, record: dict[str, Any]) -> float:
         return float(record["seconds"])
@@ -119,7 +136,7 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
         others = max(each["others"] for each in launch["attempts"])
         return Said(text or f"done in {launch['seconds']:.0f} s", others, bool(troubles))
 
-    def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, bool]:
+    def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, list[str]]:
         options = self.options
         facts = {
             "machine": machine.describe(ROOT),
@@ -132,7 +149,12 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
             "options": options.given,
         }
         report = report_of(facts, options.cells, options.messages, records, self.unfit, complete)
-        return report, not any(each["wrong"] or each["failures"] for each in records)
+        troubles = {
+            f"{each['backend']}-{each['workers']}x {message}: {reason}": None
+            for each in records
+            for message, reason in (*each["wrong"].items(), *each["failures"].items())
+        }
+        return report, [*troubles]
 
 
 def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
@@ -151,6 +173,15 @@ def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]
         reasons[cell] = left_out_of(options.backends[cell.backend], ranks, options.messages, available)
     store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
+
+
+def command_of(options: MessagesOptions, cell: Cell, here: Path) -> list[str]:
+    """The words of a launch in the folder `here`, which exists."""
+    backend = options.backends[cell.backend]
+    library = "byteps" if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+    words = launch_words(backend, cell.workers, options.cluster, here)
+    script = options.scripts.get(cell.backend, RANK)
+    return [*words, sys.executable, str(script), library, str(here / PLAN), str(here)]
 
 
 def send(
@@ -175,7 +206,6 @@ def send(
     """
     key, workers = turn.cell
     backend, script = options.backends[key], options.scripts.get(key, RANK)
-    library = "byteps" if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
     seed = 1000 * options.seed + turn.repeat
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
     outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
@@ -186,8 +216,7 @@ def send(
         here = directory / f"start-{len(attempts)}"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir(parents=True)
-        command = launch_words(backend, workers, options.cluster, here)
-        command += [sys.executable, str(script), library, str(here / PLAN), str(here)]
+        command = command_of(options, turn.cell, here)
         plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
         write_text(here / PLAN, as_json(plan))
         environ = environment(backend, cluster=options.cluster)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
+from base.command_line import seconds as limited
+from base.options import option
 from bert.configuration import named_config
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, Backend
 from comparison.projection.workload import bert_parts
@@ -23,6 +26,25 @@ SLOWEST = 5e6  # bytes a second: an average that is slower than this counts as h
 PATIENCE = 60.0  # seconds more, for the start and for busy machines
 PROCESS_BYTES = 250e6  # a rank with its libraries
 ELEMENTS = 2**31 - 1  # of one array, in MXNet as its wheels are built
+
+
+@dataclass(frozen=True)
+class OfMessages:
+    """Options that only --comm_only takes."""
+
+    sizes: Sequence[str] = option(
+        "messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
+        " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
+        metavar="SIZE", nargs="+", default=DEFAULT_SIZES,
+    )  # fmt: skip
+    message_dtype: str = option(
+        "dtype of the elements (default float32)", choices=list(ITEM_BYTES), default="float32"
+    )
+    message_seconds: float = option(
+        "time for the rounds of a message in a launch: many for a small message, at least 2 for a large one"
+        " (default 0.5)",
+        limited, "S", default=0.5,
+    )  # fmt: skip
 
 
 class Message(NamedTuple):

@@ -1,6 +1,7 @@
 """Throughput and efficiency on many GPUs, predicted: compare.py --project.
 
-command     the options, checked, and the sequence of a projection
+options     the table of its options
+command     these, checked, and the sequence of a projection
 workload    a model's gradients, and the time when each is ready; compute time from a comparison's report
 clusters    parameters of clusters, with sources
 servers     the exchange of BytePS's workers and servers, with the links that they share

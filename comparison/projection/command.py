@@ -19,7 +19,6 @@ from typing import Sequence
 from base.errors import InputError
 from bert.configuration import named_config
 from comm.numbering import LEAST_PARTITION_BYTES
-from comparison.options import SEQUENCES, ProjectionOptions
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
@@ -30,6 +29,7 @@ from comparison.projection.model import (
     BytePS,
     Plan,
 )
+from comparison.projection.options import SEQUENCES, ProjectionOptions
 from comparison.projection.pipelines import Pipeline
 from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
@@ -69,7 +69,7 @@ def project(options: ProjectionOptions) -> int:
     else:
         report = strategy_report.report_of(plan, plan.projections())
     try:
-        paths = report.write(directory)
+        paths = report.ended(0).write(directory)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
     print(f"{report.terminal}\n\nwritten: {', '.join(map(str, paths))}")

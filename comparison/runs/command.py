@@ -6,7 +6,9 @@ It reads in the order of a comparison.
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Sequence
 
 from base import machine
@@ -24,6 +26,7 @@ from comparison.runs.launches import (
     identity,
     keep_outcome,
     make_directory,
+    path_of,
     plan_training,
     remove_checkpoints,
     save,
@@ -34,6 +37,7 @@ from comparison.runs.results import FAILED, NOT_RUN
 from comparison.settings import order_of_repeat
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
+START_S, STEP_S = 10.0, 0.5  # a launch's start and a step, before one was made
 MOST_FAILURES = 2  # of a setting: it is not launched again
 # Kinds of results; running out of memory is none of them.
 BAD = (FAILED, NOT_RUN, agreement.WRONG, agreement.UNDECIDED)
@@ -51,8 +55,8 @@ def compare_runs(options: RunsOptions) -> int:
     """
     options.warn_of_few_repeats()
     try:
-        with Store(options.output) as store:
-            training = plan_training(options)
+        with Store(options.output, options.dry_run) as store:
+            training = plan_training(replace(options, output=str(store.folder)))
             axes = {
                 "--backends": list(options.backends),
                 "--workers": options.workers,
@@ -61,7 +65,7 @@ def compare_runs(options: RunsOptions) -> int:
                 "--seed": options.seed,
                 "--profiles": options.profiles,
             }
-            facts = {**axes, **training.facts, **identity(training, store.directory)}
+            facts = {**axes, **training.facts, **identity(training, store.folder)}
             store.agree_on(what_counts(facts, options.cluster), options.repeats)
             # A profile of each setting first, which shows early what does not run at all; the others between
             # the repeats, so that one slow minute does not meet two profiles of a setting.
@@ -75,7 +79,8 @@ def compare_runs(options: RunsOptions) -> int:
             made = finished(store, works)
             if options.retry_failed:
                 made = {work: record for work, record in made.items() if not record.failure}
-            return 0 if Runs(options, training, store, works, made).run(store.directory) else 1
+            runs = Runs(options, training, store, works, made)
+            return runs.dry_run(options.cluster) if options.dry_run else runs.run(store.directory)
     except OSError as error:  # a full disk, a file system that has gone
         raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
 
@@ -84,6 +89,10 @@ class Runs(Campaign[Work, Record]):
     """Training runs: timed ones and profiled ones."""
 
     alike = (lambda work: (work.setting, work.kind), lambda work: (work.setting.workers, work.kind))
+    rule = (
+        f"{START_S:g} s to start and {STEP_S:g} s for each of --steps, at most --time_limit; the first"
+        " launches say it better"
+    )
 
     def __init__(self, options: RunsOptions, training: Training, *campaign: Any):
         super().__init__(*campaign)
@@ -91,6 +100,15 @@ class Runs(Campaign[Work, Record]):
 
     def title(self, work: Work) -> str:
         return str(work)
+
+    def command(self, work: Work, folder: Path) -> Sequence[str]:
+        directory = folder / path_of(work)
+        directory.mkdir(parents=True, exist_ok=True)
+        backend = self.options.backends[work.setting.backend]
+        return self.training.command(work, backend, self.options.cluster, directory)
+
+    def guess(self, work: Work) -> float:
+        return min(START_S + STEP_S * self.training.steps_of(work).total, self.options.time_limit)
 
     def seconds(self, record: Record) -> float:
         return record.seconds
@@ -125,7 +143,7 @@ class Runs(Campaign[Work, Record]):
         options, training = self.options, self.training
         backend = options.backends[work.setting.backend]
         directory = make_directory(self.store, work)
-        command = training.command(work, backend, options.cluster, directory)
+        command = self.command(work, self.store.folder)
         begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
         variables = environment(backend, cluster=options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
@@ -148,7 +166,7 @@ class Runs(Campaign[Work, Record]):
             text = f"has failed too often: {number} more launches of it are left out"
             progress.note(f"{work.setting.name} {text}")
 
-    def report_of(self, records: Sequence[Record], complete: bool) -> tuple[Report, bool]:
+    def report_of(self, records: Sequence[Record], complete: bool) -> tuple[Report, list[str]]:
         options = self.options
         facts = {
             "machine": machine.describe(ROOT),
@@ -164,4 +182,5 @@ class Runs(Campaign[Work, Record]):
             "titles": options.titles(),
         }
         report, results = report_of(facts, records, options.settings, options.repeats, complete)
-        return report, not any(result.kind in BAD for result in results.results)
+        bad = [each for each in results.results if each.kind in BAD]
+        return report, [f"{each.setting.name}: {each.reason}" for each in bad]

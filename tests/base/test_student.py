@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from base.student import critical_t, holm, mean_test, two_sided_p
+from base.student import critical_t, exceeds_test, holm, mean_test, two_sided_p, welch_test
 
 # Two-sided, as textbooks print them: degrees of freedom, probability beyond, value.
 TABLE = [
@@ -78,3 +78,40 @@ def test_holm_rejects_what_its_steps_reject():
                 break
             rejected.add(int(index))
         assert {index for index, value in enumerate(holm(p_values)) if value <= alpha} == rejected
+
+
+# Additional hours of sleep by two drugs (A. R. Cushny and A. R. Peebles, 1905; Student, 1908), taken as
+# independent samples.
+SLEEP = (
+    [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
+    [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4],
+)
+
+
+def test_welchs_statistic_is_the_textbooks():
+    """t is -1.8608, the standard error 0.84909; 9 degrees of freedom instead of Welch's 17.776 make p larger
+    than his 0.0794."""
+    found = welch_test(*SLEEP, 0.95)
+    assert found.mean == pytest.approx(1.58)
+    assert found.p == pytest.approx(two_sided_p(1.8608, 9), rel=1e-4) and 0.0794 < found.p < 0.1
+    assert (found.low, found.high) == pytest.approx(
+        (1.58 - 2.262 * 0.84909, 1.58 + 2.262 * 0.84909), abs=1e-3
+    )
+    assert welch_test(SLEEP[1], SLEEP[0], 0.95).p == pytest.approx(found.p)
+    assert exceeds_test(*SLEEP, 0.0) == pytest.approx(found.p / 2)
+    assert exceeds_test(*SLEEP, 1.58) == pytest.approx(0.5) and exceeds_test(*SLEEP, 3.16) > 0.95
+    assert welch_test([2.0] * 9, [1.0, 2.0, 3.0, 4.0], 0.95).p == pytest.approx(
+        two_sided_p(0.5 / math.sqrt(5 / 3 / 4), 3)
+    )
+
+
+def test_two_samples_without_spread_get_the_least_p_of_a_rank_test():
+    assert welch_test([1.0] * 5, [1.1] * 5, 0.95).p == 2 / 252
+    assert welch_test([1.0] * 5, [1.0] * 5, 0.95).p == 1.0
+    assert exceeds_test([1.0] * 5, [1.1] * 5, 0.05) == 1 / 252
+
+
+@pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan]])
+def test_too_few_or_broken_values_of_two_samples(values):
+    with pytest.raises(ValueError, match="two means needs two finite values"):
+        welch_test([0.1, 0.2], values, 0.95)

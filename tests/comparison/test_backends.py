@@ -55,6 +55,9 @@ def test_on_a_cluster_the_first_slots_are_taken(tmp_path):
     assert mpi[:5] == ["mpirun", "-np", "16", "--hostfile", str(tmp_path / "hostfile")]
     assert mpi[5:] == sum(options_of_mpirun([("a", 8), ("b", 8)]), [])
     assert "ppr:4:socket" in mpi and "--oversubscribe" not in mpi
+    unbound = words("hvd_mpi", 16, CLUSTER._replace(gpus=False), tmp_path)
+    assert unbound[5:] == sum(options_of_mpirun([("a", 8), ("b", 8)], without_gpus=True), [])
+    assert "mpi_yield_when_idle" in unbound and "ppr:4:socket" not in unbound
     assert words("hvd_gloo", 12, CLUSTER, tmp_path)[-1] == "a:8,b:4"
     assert words("hvd_gloo", 24, CLUSTER, tmp_path)[-1] == "a:16,b:8"
     words("byteps", 24, CLUSTER, tmp_path)  # a line is a worker

@@ -76,6 +76,7 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--step 60", "unrecognized arguments: --step 60"),
         ("--comm_only --project", "--comm_only and --project exclude each other"),
         ("--comm_only -- --lr 1", "--lr after --: --comm_only runs no training script"),
+        ("--project --dry_run", "--dry_run: --project launches nothing"),
         ("--sizes 4KB", "--sizes: is an option of --comm_only"),
         ("--cluster p3dn", "--cluster: is an option of --project"),
         ("--batch_size 8", "--batch_size: is an option of --project; here it is --batch_sizes"),

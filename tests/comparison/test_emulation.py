@@ -141,6 +141,15 @@ def test_a_user_without_root_gets_one_line(tmp_path):
     assert not output.exists()
 
 
+def test_a_dry_run_needs_no_root_and_leaves_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    words = ["--hosts", "2", "--rates", "10", "--work", "1MB", "--backends", "hvd_mpi", "--repeats", "5"]
+    assert emulate(options_of(*words, "--dry_run", "--output", tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    assert "would not start here: --emulate needs root" in said and not list(tmp_path.iterdir())
+    assert "5 launches for 1 settings" in said and "network.py" in said and "\nabout 1 min 40 s" in said
+
+
 def setting_of(backend="hvd_gloo", servers="", hosts=4, gbps=10.0, work="1MB", dtype="float32"):
     return Setting(backend, servers, Group(hosts, gbps, work, dtype, 1, "none"))
 
@@ -434,7 +443,9 @@ def test_more_than_the_processors_carry_is_no_result(tmp_path):
     words = ["--hosts", "4", "--rates", "1000", "--work", "64MB", "--scale", "1", "1", "--repeats", "1"]
     words += ["--backends", "hvd_gloo", "--output", str(tmp_path)]
     run_command([sys.executable, "compare.py", "--emulate", *words], cwd=ROOT).check()
-    row = json.loads((tmp_path / "emulation.json").read_text())["figures"][0]
+    written = json.loads((tmp_path / "emulation.json").read_text())
+    assert written["outcome"] == {"code": 0, "complete": True, "failed": [], "verdicts": {}}
+    row = written["figures"][0]
     assert row["reason"].startswith("the processors do not carry it") and "step_s" not in row
     assert "1 of 1 settings: more than the processors carry." in (tmp_path / "emulation.md").read_text()
 

@@ -54,6 +54,9 @@ def test_backends_take_turns_in_an_order_of_their_own_for_each_repeat(tmp_path):
     assert first_of_repeat == {"one", "two"}  # neither always follows the other
     found = report_of(output)
     assert found["complete"] and len(found["launches"]) == 8
+    assert found["outcome"] == {
+        "code": 0, "complete": True, "failed": [], "verdicts": {"too few repeats": 1}
+    }  # fmt: skip
     assert "--repeats 4: verdicts take 5" in result.stderr
 
     again = compare(output, "--backends", "one", "two", "--repeats", "5", "--seed", "3").check()
@@ -64,6 +67,42 @@ def test_backends_take_turns_in_an_order_of_their_own_for_each_repeat(tmp_path):
     assert other.returncode == 2 and other.stderr.count("\n") == 1
     assert "--seed 4 instead of 3" in other.stderr and "--output" in other.stderr
     assert len(report_of(output)["launches"]) == 10
+
+
+def everything(folder: Path) -> dict[str, int]:
+    """Path -> time of its last change."""
+    return {str(path): path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+def test_a_dry_run_says_what_is_launched_and_leaves_nothing(tmp_path):
+    """With the embedded text, which the comparison itself writes first."""
+    output = tmp_path / "out"
+    axes = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "64", "128", "--backends", "one", "two"]
+    words = [sys.executable, str(SCRIPT), *axes, *STEPS, "--no_profile", "--output", str(output)]
+    words += ["--time_limit", "13"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    dry = run_command([*words, "--repeats", "1", "--dry_run"], env=env).check().stdout
+    assert list(tmp_path.iterdir()) == [temporary] and not list(temporary.iterdir())
+    assert f"4 launches for 4 settings; 0 are made in {output}, 4 would be made" in dry
+    assert "hosts and slots: this machine" in dry
+    assert "\nabout 52 s (by a rule of thumb: 10 s to start and 0.5 s for each of --steps, at most" in dry
+    run_command([*words, "--repeats", "1"]).check()
+    records = [json.loads(path.read_text()) for path in output.glob("launches/*/*/record.json")]
+    made = {shlex.join(each["command"]) for each in records}
+    printed = [line.strip() for line in dry.splitlines() if line.startswith("  ")]
+    assert set(printed) == made and len(printed) == 4  # word for word
+    begun = sorted(records, key=lambda each: each["command"] and printed.index(shlex.join(each["command"])))
+    assert [each["begun"] for each in begun] == sorted(each["begun"] for each in records)
+
+    there = everything(output)
+    again = run_command([*words, "--repeats", "3", "--dry_run"]).check().stdout
+    assert everything(output) == there
+    assert "12 launches for 4 settings; 4 are made in" in again and "8 would be made" in again
+    assert re.search(r"\nabout .* s \(by the 4 launches that are made\); nothing was launched", again)
+    other = run_command([*words, "--repeats", "3", "--seed", "1", "--dry_run"])
+    assert other.returncode == 2 and "--seed 1 instead of 0" in other.stderr
 
 
 def test_a_folder_that_was_copied_is_continued(tmp_path):
@@ -104,6 +143,9 @@ def test_a_backend_that_fails_twice_is_not_launched_again(tmp_path):
     assert reasons == ["exit code 3: no such luck"] * 2 and found["complete"]
     kinds = {each["setting"]["backend"]: each["kind"] for each in found["results"]}
     assert kinds == {"one": "ok", "fails": "failed"}
+    outcome = found["outcome"]
+    assert (outcome["code"], outcome["complete"]) == (1, True)
+    assert outcome["failed"] == ["fails-1x-float32-4: failed: exit code 3: no such luck (in 2 of 2 launches)"]
 
     assert launched(compare(output, *words)) == []  # its failures are remembered
     retried = compare(output, *words, "--retry_failed")
@@ -134,6 +176,7 @@ def test_signals_end_the_launch_and_leave_a_report(tmp_path, number, code):
     assert result.returncode == code, result.describe()
     found = report_of(output)
     assert not found["complete"] and found["launches"] == []
+    assert (found["outcome"]["code"], found["outcome"]["complete"]) == (code, False)
     assert "the same command continues" in result.stderr
 
 

@@ -49,6 +49,7 @@ def test_the_default_run(tmp_path, capsys):
     for name in ("projection.png", "projection_validation.png"):
         assert (directory / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     content = json.loads((directory / "projection.json").read_text("utf-8"))
+    assert content["outcome"]["code"] == 0 and content["outcome"]["complete"]
     assert [each["gpus"] for each in content["projections"]] == 3 * [2**power for power in range(11)]
     assert (content["workload"]["sequences"], content["workload"]["length"]) == (64, 128)
     assert content["workload"]["gradient_dtype"] == content["workload"]["compute_dtype"] == "float16"
