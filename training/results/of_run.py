@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
-import mxnet as mx
 import numpy as np
 
 from base import machine
@@ -17,6 +16,7 @@ from base.errors import InputError
 from base.files import sha256_of
 from comm.base import Communicator
 from training.checkpoint import PARAMS, library_versions, list_steps, read_manifest, step_of
+from training.exchange import summed
 from training.metrics import finite_or_none
 from training.report import read_metrics
 from training.results.record import (
@@ -112,9 +112,7 @@ def count_hosts(communicator: Communicator) -> int:
     kernel = hashlib.sha256(machine.running_kernel().encode()).hexdigest()
     own = np.zeros(communicator.size)
     own[communicator.rank] = int(kernel, 16) >> (256 - _HASH_BITS)
-    gathered = mx.nd.array(own, ctx=mx.cpu(), dtype="float64")
-    communicator.average([gathered])
-    return len(set(np.rint(gathered.asnumpy() * communicator.size).tolist()))
+    return len(set(np.rint(summed(own, communicator)).tolist()))
 
 
 def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, Any]) -> Result:
