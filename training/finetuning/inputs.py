@@ -15,7 +15,7 @@ from data.fingerprint import DIGITS
 from data.sharing import Share
 from tasks.base import Collector, Task
 from training.config import RunConfig
-from training.feed import EvaluationFeed, Feed, FileFeed
+from training.feed import EvaluationFeed, Feed
 from training.finetuning.beginning import TaskParameters
 from training.optimizer.schedule import Schedule
 from training.plan import RunPlan
@@ -144,7 +144,7 @@ class FinetuningInputs(RunInputs):
         order = self._order(config, self.training, (seed, communicator.rank, communicator.size))
         lengths = ", ".join(map(str, order.bounds))
         reporter.note(f"batches of a process: {config.batch.batch_size} examples of {lengths} tokens")
-        return FileFeed(OrderedBatches(order, self.training.collate), config.data.num_data_workers)
+        return Feed(OrderedBatches(order, self.training.collate), config.data.num_data_workers)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's share of what is evaluated on."""
