@@ -45,7 +45,7 @@ class Classification(Task):
         if operators == "fused":
             network = FusedLabelLoss(bert, head, config, dtype, dropout)
         else:
-            network = LabelLoss(bert, head, dtype)
+            network = LabelLoss(bert, dtype, head)
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 

@@ -17,6 +17,7 @@ from bert.model import DECODER, HEADS, build_model, initialize
 from bert.operators import check_padding, choose_operators
 from bert.weights.tensors import Weights
 from data.minimal_pairs.copies import Batch
+from tasks.networks import PlainBert
 from tasks.pretraining.fused import classify, decoder_weight, transform
 
 
@@ -36,17 +37,13 @@ class Probabilities(NamedTuple):
     next_sentence: float
 
 
-class Scores(mx.gluon.HybridBlock):
+class Scores(PlainBert):
     """Logits on MXNet's operators: (B, L), (B, L), (B,), (B, P) int32 -> (B, P, tokens), (B, 2) float32."""
-
-    def __init__(self, bert: BERTModel):
-        super().__init__(prefix="")
-        self.bert = bert
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any
     ) -> tuple[Any, Any]:
-        lengths = F.cast(valid_lengths, dtype="float32")
+        lengths = self.lengths(F, valid_lengths)
         next_sentence, decoded = self.bert(input_ids, segment_ids, lengths, positions)[-2:]
         return decoded, next_sentence
 
@@ -71,19 +68,14 @@ class FusedScores(FusedBert):
         return int(self._reg_params["word_embed.0.weight"].shape[0])
 
 
-class LogLikelihood(mx.gluon.HybridBlock):
+class LogLikelihood(PlainBert):
     """log p, in nats, of tokens at chosen places on MXNet's operators: (B, L), (B, L), (B,), (B, P), (B, P)
     int32 -> (B, P) float32."""
-
-    def __init__(self, bert: BERTModel):
-        super().__init__(prefix="")
-        self.bert = bert
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any, labels: Any
     ) -> Any:
-        lengths = F.cast(valid_lengths, dtype="float32")
-        decoded = self.bert(input_ids, segment_ids, lengths, positions)[-1]
+        decoded = self.bert(input_ids, segment_ids, self.lengths(F, valid_lengths), positions)[-1]
         return F.pick(F.log_softmax(decoded, axis=-1), labels, axis=-1)
 
 

@@ -42,7 +42,7 @@ class QuestionAnswering(Task):
         if operators == "fused":
             network = FusedSpanLoss(bert, head, config, dtype, dropout)
         else:
-            network = SpanLoss(bert, head, dtype)
+            network = SpanLoss(bert, dtype, head)
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 
