@@ -63,15 +63,7 @@ def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) ->
 def make_optimizer(config: OptimizationConfig, model: Model, seed: int) -> Optimizer:
     """The optimizer over all parameters that are trained."""
     parameters = trained(model.network)
-    rule = Rule(
-        bias_correction=config.bias_correction,
-        lower_bound=config.lower_bound,
-        upper_bound=config.upper_bound,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        epsilon=config.epsilon,
-        weight_decay=config.weight_decay,
-    )
+    rule = Rule(*(getattr(config, name) for name in Rule._fields))
     arrays = [parameter.data(model.device) for parameter in parameters.values()]
     moments = MomentType(config.optimizer_state, seed)
     native = model.operators == "fused"
