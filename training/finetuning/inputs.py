@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from training.finetuning.beginning import TaskParameters
 from training.optimizer.schedule import Schedule
 from training.plan import RunPlan
 from training.report import Reporter
-from training.run_inputs import RunInputs
+from training.run_inputs import About, RunInputs
 
 _TOGETHER = 512  # examples of a batch whose digest is computed
 
@@ -55,20 +55,15 @@ class TaskFiles:
     """The files of a task.
 
     Attributes:
-        name: of the benchmark.
-        main_score: the score that decides.
+        about: all but the passes.
         parameters: of the task's network.
-        data_options, evaluation_options: as in training.run_inputs.About.
         read: makes all of their examples; predictions are written into the folder that it is given. Raises
             InputError for a damaged file.
         task: makes the task, for which MXNet is imported.
     """
 
-    name: str | None
-    main_score: str
+    about: About
     parameters: TaskParameters
-    data_options: Sequence[str]
-    evaluation_options: Sequence[str]
     read: Callable[[str], Read]
     task: Callable[[], Task]
 
