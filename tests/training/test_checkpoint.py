@@ -114,16 +114,6 @@ def test_states_are_an_ordinary_npz(tmp_path: Path) -> None:
             assert loaded[name].dtype == value.dtype
 
 
-def test_module_does_not_import_mxnet(tmp_path: Path) -> None:
-    save(tmp_path, 5)
-    code = (
-        "import sys; from training import checkpoint; from bert.weights.params_file import read_index\n"
-        f"found = checkpoint.newest_complete({str(tmp_path)!r}, print); read_index(found.params_path)\n"
-        "assert found.step == 5 and 'mxnet' not in sys.modules"
-    )
-    run_command([sys.executable, "-c", code]).check()
-
-
 @pytest.mark.parametrize(
     "parameters, extra, facts",
     [
