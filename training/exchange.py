@@ -33,6 +33,13 @@ def summed(numbers: Sequence[float] | np.ndarray, communicator: Communicator) ->
     return found
 
 
+def gathered(number: int, communicator: Communicator) -> list[int]:
+    """Each rank's whole number, less than 2^40 and not below 0, on every rank. Every rank calls it."""
+    own = np.zeros(communicator.size)
+    own[communicator.rank] = number
+    return [int(each) for each in np.rint(summed(own, communicator))]
+
+
 def from_rank_0(make: Callable[[], Any], communicator: Communicator) -> Any:
     """The value that rank 0 makes, on every rank, through JSON. Every rank calls it.
 
