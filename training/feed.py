@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import dataclass
 from typing import Any, Callable, Iterator, NamedTuple, Protocol
 
 import numpy as np
@@ -86,11 +87,12 @@ class Feed:
             self._ahead.close()
 
 
+@dataclass(frozen=True, eq=False)
 class EvaluationFeed:
     """Each call starts one pass over this rank's part of what is evaluated on. Every pass has the same
     batches, whatever the seed of the run.
 
-    Args:
+    Attributes:
         begin: begins a pass.
         collector: makes a new collector for a pass; None where the figures say everything.
         controls: begins a pass over the batches' controls, one for each (data.pretraining.evaluation); None
@@ -98,31 +100,14 @@ class EvaluationFeed:
         token_counts, content: as a `Feed` has them.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[], Iterator[Any]],
-        collector: Callable[[], Collector] | None = None,
-        controls: Callable[[], Iterator[Any]] | None = None,
-        token_counts: np.ndarray | None = None,
-        content: str = "",
-    ):
-        self._begin = begin
-        self.token_counts = token_counts
-        self._collector = collector
-        self._controls = controls
-        self.content = content
-
-    @property
-    def controlled(self) -> bool:
-        """Whether each batch is followed by its control."""
-        return self._controls is not None
+    begin: Callable[[], Iterator[Any]]
+    collector: Callable[[], Collector] | None = None
+    controls: Callable[[], Iterator[Any]] | None = None
+    token_counts: np.ndarray | None = None
+    content: str = ""
 
     def __call__(self) -> Iterator[Any]:
-        """A pass over the batches."""
-        if self._controls is None:
-            return self._begin()
-        return itertools.chain.from_iterable(zip(self._begin(), self._controls()))
-
-    def collector(self) -> Collector | None:
-        """A collector for the pass that begins; None without."""
-        return self._collector() if self._collector else None
+        """A pass over the batches, each followed by its control if there are controls."""
+        if self.controls is None:
+            return self.begin()
+        return itertools.chain.from_iterable(zip(self.begin(), self.controls()))
