@@ -128,8 +128,11 @@ class TestLossScale:
         assert trained(stopped, "--resume", *SANE, "--num_steps", "8") == 0
         for folder in (stopped, tmp_path / "whole"):
             assert newest_complete(str(folder), print).step == 8
-        one, other = (Path(params_path(str(each), 8)).read_bytes() for each in (stopped, tmp_path / "whole"))
+        folders = str(stopped), str(tmp_path / "whole")
+        one, other = (Path(params_path(each, 8)).read_bytes() for each in folders)
         assert one == other
+        one, other = (read_manifest(each, 8) for each in folders)
+        assert one["scaler"] == other["scaler"] and one["skips"]["total"] == other["skips"]["total"] > 0
 
 
 def test_the_scale_is_searched_until_its_floor():
