@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
-from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import Dropout
-from bert.model import initialize_head
 from tasks.networks import FusedBertBelow, PlainBert
 
 
@@ -70,12 +67,3 @@ class FusedLabelLoss(FusedBertBelow):
             first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=self._config.units
         )
         return self.head(F.tanh(pooled), *labels)
-
-
-def make_head(
-    units: int, num_labels: int, bert: BERTModel, dtype: str, dropout: float | Dropout
-) -> LabelHead:
-    """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
-    head = LabelHead(units, num_labels, Dropout.of(dropout).hidden)
-    initialize_head(head, bert, dtype)
-    return head

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
-from gluonnlp.model.bert import BERTModel
 
-from bert.model import initialize_head
 from tasks.networks import FusedBertBelow, PlainBert
 
 SUMS = ("span_loss", "span_correct")  # the order of the second output
@@ -53,13 +51,6 @@ class SpanHead(mx.gluon.HybridBlock):
         total = F.sum(losses)
         sums = F.concat(total, F.sum(F.min(hits, axis=-1) * known), dim=0)
         return total * factor, F.BlockGrad(sums), F.BlockGrad(logits)
-
-
-def make_head(units: int, bert: BERTModel, dtype: str, over_padding: bool) -> SpanHead:
-    """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
-    head = SpanHead(units, over_padding)
-    initialize_head(head, bert, dtype)
-    return head
 
 
 class SpanLoss(PlainBert):
