@@ -15,6 +15,7 @@ from bert.configuration import KEEP, REMOVE
 from bert.fused import FusedBert
 from bert.model import DECODER, HEADS, build_model, initialize
 from bert.operators import check_padding, choose_operators
+from bert.weights.names import EMBEDDING
 from bert.weights.tensors import Weights
 from data.minimal_pairs.copies import Batch
 from tasks.networks import PlainBert
@@ -59,13 +60,9 @@ class FusedScores(FusedBert):
         hidden = transform(layers, F.slice_axis(x, axis=1, begin=1, end=None))
         decoded = F.FullyConnected(
             hidden, decoder_weight(weights), weights["decoder.3.bias"],
-            num_hidden=self._vocab_size, flatten=False,
+            num_hidden=self._reg_params[EMBEDDING].shape[0], flatten=False,
         )  # fmt: skip
         return decoded, classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
-
-    @property
-    def _vocab_size(self) -> int:
-        return int(self._reg_params["word_embed.0.weight"].shape[0])
 
 
 class LogLikelihood(PlainBert):
