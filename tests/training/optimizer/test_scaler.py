@@ -91,11 +91,6 @@ def test_twenty_skipped_steps_in_a_row_end_the_run() -> None:
         counter.update(False, 40, "go back to ckpt/0000010.params")
 
 
-def test_message_without_a_checkpoint() -> None:
-    with pytest.raises(TrainingError, match="no checkpoint was saved yet"):
-        SkipCounter(limit=1).update(False, 7)
-
-
 def test_skip_counter_state() -> None:
     first, second = SkipCounter(), SkipCounter()
     for step, finite in enumerate([False, True, False, False]):
@@ -119,5 +114,3 @@ def test_wrong_arguments() -> None:
     for scale in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError):
             StaticScaler(scale)
-    with pytest.raises(ValueError):
-        SkipCounter(0)
