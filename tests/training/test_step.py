@@ -1,4 +1,4 @@
-"""One step: accumulation, clipping, skipping, dropout. Several real ranks: tests/test_pretraining*.py."""
+"""One step: accumulation, clipping, skipping, dropout. Several real ranks: tests/comm/test_equality.py."""
 
 from __future__ import annotations
 
@@ -158,6 +158,29 @@ class Disagreeing(LocalCommunicator):
     def all_agree(self, flags):
         self.asked.append(list(flags))
         return [flag and other for flag, other in zip(flags, self.others)]
+
+
+class Summing(LocalCommunicator):
+    """Leaves sums over two ranks that have the same, and says so."""
+
+    def scaled_average(self, arrays):
+        for array in arrays:
+            array *= 2
+        return 2.0
+
+
+def test_sums_of_gradients_give_the_bits_of_means():
+    batch, networks = (
+        random_batch(np.random.default_rng(4), 3, 12, 4),
+        [tiny_network(spread=SPREAD) for _ in "ab"],
+    )
+    steps = [
+        make_step(each, clip_norm=0.25, communicator=by())[0]
+        for each, by in zip(networks, (LocalCommunicator, Summing))
+    ]
+    first, second = (step(1, [batch], lr=0.01) for step in steps)
+    assert [step.factor for step in steps] == [1, 2] and first.grad_norm == second.grad_norm > 0.25
+    assert same_bits(weights(networks[0]), weights(networks[1]))
 
 
 class Late(mx.operator.CustomOp):
