@@ -48,6 +48,7 @@ from training.finetuning.beginning import Found, TaskParameters
 from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
+from training.run_inputs import About
 
 FILES = ("task_name", "data_dir", "language", "train_file", "dev_file", "test_file")
 
@@ -149,11 +150,13 @@ def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
         return Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
 
     return TaskFiles(
-        name=texts.name,
-        main_score=HEADLINE,
+        about=About(
+            data=texts.name,
+            main_score=HEADLINE,
+            data_options=(*FILES, "max_seq_length", "batch_size", "accumulate"),
+            evaluation_options=FILES,
+        ),
         parameters=TaskParameters(True, {"label_classifier.weight": head, "label_classifier.bias": head[:1]}),
-        data_options=(*FILES, "max_seq_length", "batch_size", "accumulate"),
-        evaluation_options=FILES,
         read=partial(read, texts, config, found.tokenizer),
         task=task,
     )

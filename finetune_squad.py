@@ -48,6 +48,7 @@ from training.finetuning.beginning import Found, TaskParameters
 from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
+from training.run_inputs import About
 from training.start.decision import newest_manifest
 
 _LISTED = 5  # ids in a message
@@ -129,11 +130,13 @@ def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
         return QuestionAnswering(squad.loss_over == PADDED)
 
     return TaskFiles(
-        name="SQuAD 2.0" if squad.version_2 else "SQuAD 1.1",
-        main_score="f1",
+        about=About(
+            data="SQuAD 2.0" if squad.version_2 else "SQuAD 1.1",
+            main_score="f1",
+            data_options=DATA_OPTIONS,
+            evaluation_options=("dev_file", "predict_file"),
+        ),
         parameters=TaskParameters(False, head),
-        data_options=DATA_OPTIONS,
-        evaluation_options=("dev_file", "predict_file"),
         read=partial(read, squad, found, messages),
         task=task,
     )

@@ -57,39 +57,6 @@ class Collector(Protocol):
         """
 
 
-class StageNetwork(Protocol):
-    """A stage of a network, hybridized; see `DividedTask.stage`.
-
-    Attributes:
-        takes: the slice of the task's `inputs` that the stage gets. They come after the activations of the
-            stage before and before the factors.
-        part: its bert.part.ModelPart; bert, adds_in_backward: as a task's network has them.
-    """
-
-    @property
-    def takes(self) -> slice: ...
-
-    @property
-    def part(self) -> Any: ...
-
-    @property
-    def bert(self) -> Any: ...
-
-    @property
-    def adds_in_backward(self) -> bool: ...
-
-    def pack_weights(self) -> None:
-        """As a task's network does."""
-
-    def activations(self, rows: int, length: int) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of what it gives to the next stage, and takes from the one before."""
-
-    def skip_dropout(self, rows: int, length: int) -> None:
-        """Draws from MXNet's generator what the stages before it draw for a micro-batch."""
-
-    def __call__(self, *inputs: Any) -> Any: ...
-
-
 class Task(ABC):
     """One thing that a network is trained for. Training and evaluation know a task by this alone.
 
@@ -179,8 +146,13 @@ class DividedTask(Task):
     """A task whose network may be divided over stages of a pipeline."""
 
     @abstractmethod
-    def stage(
-        self, bert: Any, part: Any, dtype: str, dropout: float | Dropout, operators: str
-    ) -> StageNetwork:
-        """The stage of the network that holds a bert.part.ModelPart of `bert`. All stages together compute
-        what `network` does; the last one has its outputs."""
+    def stage(self, bert: Any, part: Any, dtype: str, dropout: float | Dropout, operators: str) -> Any:
+        """The stage of the network that holds a bert.part.ModelPart of `bert`, hybridized. All stages compute
+        together what `network` does; the last one has its outputs.
+
+        It has what a network has, `part`, and `takes`, the slice of the task's `inputs` that it gets: they
+        come after the activations of the stage before and before the factors. `activations(rows, length)` is
+        the shape and dtype of what it gives to the next stage, and takes from the one before;
+        `skip_dropout(rows, length)` draws from MXNet's generator what the stages before it draw for a
+        micro-batch.
+        """

@@ -11,6 +11,7 @@ import numpy as np
 
 from comm.base import Communicator
 from tasks.base import Collector, Task
+from training.exchange import summed
 from training.metrics import Totals, figures, finite_or_none
 from training.spread import mean_and_error, moments_of
 
@@ -47,11 +48,7 @@ class Paired:
         own, controls, counts = losses[::2], losses[1::2], np.array(self._counts[::2], dtype="float64")
         part = (communicator.rank + communicator.size * np.arange(len(own))) % PARTS
         parts = [np.bincount(part, each, PARTS) for each in (own, counts)]
-        found = np.concatenate([moments_of(controls - own, counts), *parts])
-        exchanged = mx.nd.array(found, ctx=mx.cpu(), dtype="float64")
-        communicator.average([exchanged])
-        found = exchanged.asnumpy() * communicator.size
-        communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
+        found = summed(np.concatenate([moments_of(controls - own, counts), *parts]), communicator)
         moments, loss, count = np.split(found, [len(found) - 2 * PARTS, len(found) - PARTS])
         gain, error = mean_and_error(moments)
         if gain is None:
@@ -105,7 +102,7 @@ def evaluate(
     gathered = totals.over_ranks(communicator)
     named: dict[str, Any] = {**figures(task, gathered), **(paired.over_ranks() if controlled else {})}
     if collector is not None:
-        whole = summed(collector.arrays(), communicator)
+        whole = summed_exactly(collector.arrays(), communicator)
         if communicator.rank == 0:
             named.update(collector.scores(whole))
         communicator.barrier()  # scores take rank 0 its time
@@ -114,7 +111,7 @@ def evaluate(
     return {**prefixed, "eval_sequences": sequences, "eval_s": time.monotonic() - begun}
 
 
-def summed(arrays: Sequence[np.ndarray], communicator: Communicator) -> list[np.ndarray]:
+def summed_exactly(arrays: Sequence[np.ndarray], communicator: Communicator) -> list[np.ndarray]:
     """The sums of float32 or int32 arrays over all ranks, of the same dtypes. Every rank calls it.
 
     Each rank sends its own in turn: broadcasts are exact, where averages may travel compressed.

@@ -1,9 +1,9 @@
-"""Values that are no arrays, given by one rank to all."""
+"""Values that are no arrays, given by one rank to all, and sums of numbers over the ranks."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,6 +22,22 @@ def broadcast_json(value: Any, communicator: Communicator, root: int = 0) -> Any
         text[:] = mx.nd.array(encoded, ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([text], root)
     return json.loads(text.asnumpy().tobytes().decode())
+
+
+def summed(numbers: Sequence[float] | np.ndarray, communicator: Communicator) -> np.ndarray:
+    """The sums of each rank's numbers over all ranks, float64. Every rank calls it; it waits."""
+    exchanged = mx.nd.array(numbers, ctx=mx.cpu(), dtype="float64")
+    communicator.average([exchanged])
+    found = exchanged.asnumpy() * communicator.size
+    communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
+    return found
+
+
+def gathered(number: int, communicator: Communicator) -> list[int]:
+    """Each rank's whole number, less than 2^40 and not below 0, on every rank. Every rank calls it."""
+    own = np.zeros(communicator.size)
+    own[communicator.rank] = number
+    return [int(each) for each in np.rint(summed(own, communicator))]
 
 
 def from_rank_0(make: Callable[[], Any], communicator: Communicator) -> Any:

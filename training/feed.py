@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Callable, Iterator, Protocol
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,24 +16,6 @@ from tasks.base import Collector, Floors
 BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, little memory
 
 
-class Feed(Protocol):
-    """This rank's micro-batches, for ever."""
-
-    token_counts: np.ndarray | None  # of the training text (data.store.entropy); on rank 0, where it is known
-    content: str  # fingerprint of all that is read, the same on every rank; empty where that is known before
-    micro_batches: int  # of this rank in a step
-    position: int  # after the step whose batches were taken last, for a checkpoint
-    waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
-
-    def seek(self, position: int) -> None:
-        """Go on from a `position`; called once, before the first batch."""
-
-    def __next__(self) -> Any: ...
-
-    def close(self) -> None:
-        """End the background work."""
-
-
 def floors_of(training: np.ndarray | None, held_out: np.ndarray | None) -> Floors:
     """Losses without context on two texts, from their `token_counts`."""
     return Floors(
@@ -40,29 +23,6 @@ def floors_of(training: np.ndarray | None, held_out: np.ndarray | None) -> Floor
         None if held_out is None else loss_without_context(held_out),
         None if training is None or held_out is None else loss_without_context(held_out, training),
     )
-
-
-class DummyFeed:
-    """One batch of random tokens again and again: for speed and memory, without any data."""
-
-    token_counts: np.ndarray | None = None
-    content = ""
-
-    def __init__(self, batch: Any, micro_batches: int = 1):
-        self._batch = batch
-        self.micro_batches = micro_batches
-        self.position = 0
-        self.waited = 0.0
-
-    def seek(self, position: int) -> None:
-        self.position = position
-
-    def __next__(self) -> Any:
-        self.position += 1
-        return self._batch
-
-    def close(self) -> None:
-        pass
 
 
 class Batches(Protocol):
@@ -75,11 +35,30 @@ class Batches(Protocol):
         """Tasks from a position on: the position after each batch, and its maker."""
 
 
-class FileFeed:
-    """Batches of a source, made ahead in background threads."""
+class Repeated(NamedTuple):
+    """One batch again and again: for speed and memory, without any data."""
+
+    batch: Any
+    micro_batches: int
+
+    def tasks(self, position: int) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """As `Batches`."""
+        return ((after, lambda: self.batch) for after in itertools.count(position + 1))
+
+
+class Feed:
+    """This rank's micro-batches, for ever, made ahead in background threads.
+
+    Attributes:
+        token_counts: of the training text (data.store.entropy); on rank 0, where it is known.
+        content: fingerprint of all that is read, the same on every rank; empty where that is known before.
+        micro_batches: of this rank in a step.
+        position: after the step whose batches were taken last, for a checkpoint.
+        waited: seconds that __next__ has taken so far: the loop stood still for want of data.
+    """
 
     def __init__(
-        self, batches: Batches, num_workers: int, counts: np.ndarray | None = None, content: str = ""
+        self, batches: Batches, num_workers: int = 0, counts: np.ndarray | None = None, content: str = ""
     ):
         self._batches = batches
         self._num_workers = num_workers
@@ -91,6 +70,7 @@ class FileFeed:
         self._ahead: Prefetcher[Any] | None = None
 
     def seek(self, position: int) -> None:
+        """Goes on from a `position`; called once, before the first batch."""
         self.position = position
         self._ahead = Prefetcher(self._batches.tasks(position), BATCHES_AHEAD, self._num_workers)
 
@@ -102,15 +82,17 @@ class FileFeed:
         return batch
 
     def close(self) -> None:
+        """Ends the background work."""
         if self._ahead is not None:
             self._ahead.close()
 
 
+@dataclass(frozen=True, eq=False)
 class EvaluationFeed:
     """Each call starts one pass over this rank's part of what is evaluated on. Every pass has the same
     batches, whatever the seed of the run.
 
-    Args:
+    Attributes:
         begin: begins a pass.
         collector: makes a new collector for a pass; None where the figures say everything.
         controls: begins a pass over the batches' controls, one for each (data.pretraining.evaluation); None
@@ -118,31 +100,14 @@ class EvaluationFeed:
         token_counts, content: as a `Feed` has them.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[], Iterator[Any]],
-        collector: Callable[[], Collector] | None = None,
-        controls: Callable[[], Iterator[Any]] | None = None,
-        token_counts: np.ndarray | None = None,
-        content: str = "",
-    ):
-        self._begin = begin
-        self.token_counts = token_counts
-        self._collector = collector
-        self._controls = controls
-        self.content = content
-
-    @property
-    def controlled(self) -> bool:
-        """Whether each batch is followed by its control."""
-        return self._controls is not None
+    begin: Callable[[], Iterator[Any]]
+    collector: Callable[[], Collector] | None = None
+    controls: Callable[[], Iterator[Any]] | None = None
+    token_counts: np.ndarray | None = None
+    content: str = ""
 
     def __call__(self) -> Iterator[Any]:
-        """A pass over the batches."""
-        if self._controls is None:
-            return self._begin()
-        return itertools.chain.from_iterable(zip(self._begin(), self._controls()))
-
-    def collector(self) -> Collector | None:
-        """A collector for the pass that begins; None without."""
-        return self._collector() if self._collector else None
+        """A pass over the batches, each followed by its control if there are controls."""
+        if self.controls is None:
+            return self.begin()
+        return itertools.chain.from_iterable(zip(self.begin(), self.controls()))

@@ -35,7 +35,7 @@ from data.store.entropy import entropy, token_counts
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
 from training.config import PUBLISHED_VOCABULARIES, RunConfig
-from training.feed import DummyFeed, EvaluationFeed, Feed, FileFeed
+from training.feed import EvaluationFeed, Feed, Repeated
 from training.plan import RunPlan, make_plan
 from training.report import Reporter
 from training.run_inputs import About, Part, RunInputs
@@ -141,7 +141,7 @@ class Inputs(RunInputs):
             rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
             rng = np.random.default_rng([seed, communicator.rank])
             made = dummy_batch(rows, length, plan.max_predictions_per_seq, self.vocab_size, rng)
-            return DummyFeed(made, len(share.own))
+            return Feed(Repeated(made, len(share.own)))
         if not self.train.kind:
             return None
         opened = open_source(self, self.train, communicator)
@@ -157,7 +157,7 @@ class Inputs(RunInputs):
         shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
         reporter.note(f"batches of a process (sequences x tokens): {shapes}")
         content = fingerprint_of_store(opened.manifest)
-        return FileFeed(batches, config.data.num_data_workers, counts, content)
+        return Feed(batches, config.data.num_data_workers, counts, content)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's part of --data_eval; None without it."""

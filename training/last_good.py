@@ -18,70 +18,19 @@ if TYPE_CHECKING:
     from training.run import Run
 
 
-class LastGood:
-    """Keeps account of checkpoints and steps, in their order; the same on every rank.
-
-    Args:
-        ckpt_dir: of the run.
-        step: of the checkpoint that the run goes on from; 0 for none.
-    """
-
-    def __init__(self, ckpt_dir: str, step: int):
-        self._ckpt_dir = ckpt_dir
-        self._newest: int | None = step or None
-        self._good: int | None = None
-
-    @property
-    def newest(self) -> str | None:
-        """The file of the newest checkpoint, good or not yet known to be; None without one."""
-        return params_path(self._ckpt_dir, self._newest) if self._newest else None
-
-    @property
-    def unfit(self) -> int | None:
-        """The step of the newest checkpoint, if no step has been taken from it."""
-        return None if self._newest == self._good else self._newest
-
-    def saved(self, step: int) -> None:
-        """Takes note of a checkpoint."""
-        self._newest = step
-
-    def stepped(self) -> int | None:
-        """Takes note of a step that was not skipped. Returns the step of a checkpoint that is good
-        from now on, before which others may be deleted; None where there is no such news."""
-        if self._good == self._newest:
-            return None
-        self._good = self._newest
-        return self._good
-
-    @property
-    def sentence(self) -> str:
-        """The checkpoint to go back to, for people."""
-        if self._newest is None:
-            return "no checkpoint was saved yet"
-        if self._good is None:
-            return (
-                f"not one step was taken after {self.newest}: --resume takes the checkpoint before it, "
-                f"if there is one (--start_step {self._newest} takes it all the same)"
-            )
-        named = f"the last good checkpoint is {params_path(self._ckpt_dir, self._good)}"
-        if self.unfit is not None:
-            named += f", which --resume takes: no step was taken after the newer {self.newest}"
-        return named
-
-
 class Checkpoints:
     """Saves steps of a run and deletes older ones; every rank has it, and decides the same.
 
-    `late`: whether a checkpoint waits for a step that is not skipped; `newest`: the step of the newest one, 0
-    without.
+    `late`: whether a checkpoint waits for a step that is not skipped; `newest`: the step of the newest one,
+    good or not yet known to be, 0 without.
     """
 
     def __init__(self, run: Run):
         self.late = False
-        self._skipped = ""  # why the last step was
         self.newest = 0 if run.start.source else run.start.step
+        self._good = 0  # the step of the newest one from which a step has been taken
+        self._skipped = ""  # why the last step was
         self._run = run
-        self._good = LastGood(run.config.checkpoint.ckpt_dir, self.newest)
 
     def stepped(self, step: int, skipped: str) -> None:
         """Takes note of a step, and why it was `skipped`; "" where it was not.
@@ -94,13 +43,14 @@ class Checkpoints:
         if self._is_off:
             run.reporter.warn(f"step {step} is skipped: {skipped}")
         try:
-            run.skips.update(not skipped, step, self._good.sentence, skipped)
+            run.skips.update(not skipped, step, self._sentence, skipped)
         except NotFiniteError:
             self._set_aside()
             raise
-        good = None if skipped else self._good.stepped()
-        if good is not None and run.communicator.rank == 0:
-            run.saver.prune(good, run.start.begun)
+        if not skipped and self._good != self.newest:
+            self._good = self.newest
+            if run.communicator.rank == 0:
+                run.saver.prune(self._good, run.start.begun)
 
     def save(self, step: int, planned: bool, ended: bool, interrupted: bool) -> None:
         """Saves a step, unless it was skipped: then the checkpoint is late, until one is not.
@@ -118,17 +68,16 @@ class Checkpoints:
             self._set_aside()
             raise NotFiniteError(
                 f"the last {run.skips.in_a_row} steps were skipped, step {step} because {self._skipped}; "
-                f"{self._good.sentence}; lower --lr, or look at the data of these steps"
+                f"{self._sentence}; lower --lr, or look at the data of these steps"
             )
         self.late = skipped and not (ended or (interrupted and run.scaler.searching))
         if not self.late:
             run.save(step, ended, prunes=ended and not skipped)
-            self._good.saved(step)
             self.newest = step
         elif planned:
             run.reporter.warn(
                 f"step {step} was skipped, since {self._skipped}: no checkpoint is saved or deleted; "
-                f"{self._good.sentence}"
+                f"{self._sentence}"
             )
 
     @property
@@ -138,10 +87,31 @@ class Checkpoints:
 
     def _set_aside(self) -> None:
         """Has --resume pass over a checkpoint after which each step was skipped."""
-        if self._good.unfit is not None and self._run.communicator.rank == 0:
-            self._run.saver.set_aside(self._good.unfit)
+        if self._good != self.newest and self._run.communicator.rank == 0:
+            self._run.saver.set_aside(self.newest)
+
+    def _file(self, step: int) -> str:
+        return params_path(self._run.config.checkpoint.ckpt_dir, step)
+
+    @property
+    def _sentence(self) -> str:
+        """The checkpoint to go back to, for people."""
+        if not self.newest:
+            return "no checkpoint was saved yet"
+        newest = self._file(self.newest)
+        if not self._good:
+            return (
+                f"not one step was taken after {newest}: --resume takes the checkpoint before it, "
+                f"if there is one (--start_step {self.newest} takes it all the same)"
+            )
+        named = f"the last good checkpoint is {self._file(self._good)}"
+        if self._good != self.newest:
+            named += f", which --resume takes: no step was taken after the newer {newest}"
+        return named
 
     @property
     def remedy(self) -> str:
         """The end of a sentence: the checkpoint that --resume goes on from, where not the last step's."""
-        return f", from {self._good.newest or 'the beginning'}" if self.late else ""
+        if not self.late:
+            return ""
+        return f", from {self._file(self.newest) if self.newest else 'the beginning'}"

@@ -14,22 +14,11 @@ import re
 import shutil
 import stat
 from collections import ChainMap
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from base.errors import InputError, TrainingError
-from base.files import replacing
 from bert.weights.params_file import read_index
-from training.checkpoint import (
-    MANIFEST,
-    OWN,
-    PARAMS,
-    STATES,
-    Checkpoint,
-    list_steps,
-    save,
-    step_path,
-    verified,
-)
+from training.checkpoint import OWN, Checkpoint, list_steps, save, verified
 
 MEMORY = "/dev/shm"
 PARTS = "rescue"
@@ -73,64 +62,47 @@ def bring_back(ckpt_dir: str, report: Callable[[str], None]) -> None:
     Raises:
         InputError: the disk still does not take it.
     """
-    try:
-        _copy_from_memory(ckpt_dir, report)
-        _join_parts(ckpt_dir, report)
-    except TrainingError as error:
-        raise InputError(str(error)) from error
+    memory, place = memory_of(ckpt_dir), os.path.join(ckpt_dir, PARTS)
+    if _is_own(memory):
+        _take(ckpt_dir, memory, [memory], f"back from this host's memory, {memory}", report)
+    if os.path.isdir(place) and not os.path.islink(place):
+        found = [os.path.join(place, name) for name in os.listdir(place) if _PART.fullmatch(name)]
+        stages = [folder_of_part(ckpt_dir, stage, len(found)) for stage in range(len(found))]
+        folders = stages if set(stages) == set(found) else []
+        _take(ckpt_dir, place, folders, f"joined from the parts of {len(found)} stages", report)
 
 
-def _join_parts(ckpt_dir: str, report: Callable[[str], None]) -> None:
-    """Joins the parts of all stages, if they are of one step."""
-    place = os.path.join(ckpt_dir, PARTS)
-    if not os.path.isdir(place) or os.path.islink(place):
-        return
-    parts: list[Checkpoint] = []
-    try:
-        names = sorted(filter(_PART.fullmatch, os.listdir(place)))
-        for name in names:
-            folder = os.path.join(place, name)
-            parts.append(verified(folder, max(list_steps(folder), default=0)))
-        steps = {each.step for each in parts}
-        expected = {folder_of_part(ckpt_dir, stage, len(names)) for stage in range(len(names))}
-        are_all = {os.path.join(place, name) for name in names} == expected and len(steps) == 1
-        if are_all and min(steps) > max(list_steps(ckpt_dir), default=0):
-            _join(ckpt_dir, parts)
-            report(f"the checkpoint of step {parts[0].step} is joined from the parts of {len(names)} stages")
-    except InputError as error:
-        report(f"{error}: passed over")
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def _copy_from_memory(ckpt_dir: str, report: Callable[[str], None]) -> None:
-    folder = memory_of(ckpt_dir)
+def _is_own(folder: str) -> bool:
+    """Whether it is there, and not somebody else's, who may write there what they like."""
     try:
         there = os.lstat(folder)
     except OSError:
-        return
-    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o077:
-        return  # somebody else's, who may write there what they like
-    steps = list_steps(folder)
-    if steps and steps[-1] > max(list_steps(ckpt_dir), default=0):
-        try:
-            verified(folder, steps[-1])
-            for extension in (PARAMS, STATES, MANIFEST):  # which makes the others count
-                source, target = (step_path(each, steps[-1], extension) for each in (folder, ckpt_dir))
-                with open(source, "rb") as kept, replacing(target) as file:
-                    shutil.copyfileobj(kept, file)
-            report(f"the checkpoint of step {steps[-1]} is back from this host's memory, {folder}")
-        except InputError as error:
-            report(f"{error}: passed over")
-        except OSError as error:
-            raise InputError(
-                f"--ckpt_dir {ckpt_dir}: {error.strerror or error}; the checkpoint of step {steps[-1]} waits "
-                f"in this host's memory, {folder}, for room on the disk"
-            ) from error
-    shutil.rmtree(folder, ignore_errors=True)
+        return False
+    return stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid() and not there.st_mode & 0o077
+
+
+def _take(
+    ckpt_dir: str, place: str, folders: Sequence[str], said: str, report: Callable[[str], None]
+) -> None:
+    """Makes one checkpoint of what lies in folders of `place`, if all of it is of one step; then it goes."""
+    steps = {max(list_steps(folder), default=0) for folder in folders}
+    step = steps.pop() if len(steps) == 1 else 0
+    try:
+        if step > max(list_steps(ckpt_dir), default=0):
+            _join(ckpt_dir, [verified(folder, step) for folder in folders])
+            report(f"the checkpoint of step {step} is {said}")
+    except InputError as error:
+        report(f"{error}: passed over")
+    except TrainingError as error:
+        where = f"this host's memory, {place}" if place == memory_of(ckpt_dir) else place
+        raise InputError(
+            f"--ckpt_dir: {error}; the checkpoint of step {step} waits in {where}, for room on the disk"
+        ) from error
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _join(ckpt_dir: str, parts: list[Checkpoint]) -> None:
-    """Saves one checkpoint of the stages' parts, which are read one array at a time."""
+    """Saves one checkpoint of its parts, which are read one array at a time."""
     parameters = {name: each for part in parts for name, each in read_index(part.params_path).items()}
     facts = {name: value for name, value in (parts[0].manifest or {}).items() if name not in OWN}
     with contextlib.ExitStack() as stack:

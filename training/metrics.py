@@ -11,6 +11,7 @@ import numpy as np
 
 from comm.base import Communicator
 from tasks.base import Task
+from training.exchange import summed
 from training.spread import MOMENTS, SPREAD, standard_error
 
 COUNTS = ("sequences", "tokens", "padded_tokens", "waited_s", "flops")
@@ -85,10 +86,7 @@ class Totals:
             self._spread,
             np.array([moment.asnumpy()[self._judged] for moment in self._moments]),
         ]
-        exchanged = mx.nd.array(np.concatenate(parts), ctx=mx.cpu(), dtype="float64")
-        communicator.average([exchanged])
-        totals = iter((exchanged.asnumpy() * communicator.size).tolist())
-        communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
+        totals = iter(summed(np.concatenate(parts), communicator).tolist())
         return Gathered(
             {name: next(totals) for name in (*self._task.sums, *self._task.denominators)},
             {name: next(totals) for name in COUNTS},

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import REMOVE
 from bert.model import build_model, initialize, network_parameters, trained
@@ -28,9 +27,8 @@ from training.start.start import Start
 
 @dataclass
 class Model:
-    """A network on its device. `network`: the task's heads and losses above `bert`."""
+    """A network on its device. `network`: the task's heads and losses above its `bert`."""
 
-    bert: BERTModel
     network: Any
     device: mx.Context
     dtype: str
@@ -57,21 +55,13 @@ def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) ->
     if config.model.padding == REMOVE:
         network.remove_padding()
     restore_parameters(start, network_parameters(network), communicator, device)
-    return Model(bert, network, device, dtype, operators)
+    return Model(network, device, dtype, operators)
 
 
 def make_optimizer(config: OptimizationConfig, model: Model, seed: int) -> Optimizer:
     """The optimizer over all parameters that are trained."""
     parameters = trained(model.network)
-    rule = Rule(
-        bias_correction=config.bias_correction,
-        lower_bound=config.lower_bound,
-        upper_bound=config.upper_bound,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        epsilon=config.epsilon,
-        weight_decay=config.weight_decay,
-    )
+    rule = Rule(*(getattr(config, name) for name in Rule._fields))
     arrays = [parameter.data(model.device) for parameter in parameters.values()]
     moments = MomentType(config.optimizer_state, seed)
     native = model.operators == "fused"
@@ -86,4 +76,4 @@ def _stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Mode
     allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
     network = task.stage(bert, ranks.part, dtype, config.model.rates, operators)
     begin_stages(start, network, ranks, seed, config.model.initial_stdev)
-    return Model(bert, network, device, dtype, operators)
+    return Model(network, device, dtype, operators)

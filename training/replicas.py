@@ -20,12 +20,12 @@ from base.errors import TrainingError
 from bert.model import each_once, network_parameters
 from comm.base import Communicator
 from comm.bits import memory_of
-from training.exchange import broadcast_json
+from training.exchange import broadcast_json, gathered
 from training.optimizer.optimizer import Optimizer
 from training.pipeline.ranks import Ranks
 from training.start.restoring import live_arrays
 
-BITS = 32  # of a rank's digest
+BYTES = 4  # of a rank's digest
 SHOWN = 3  # arrays and ranks in a message
 
 
@@ -41,7 +41,8 @@ def check_replicas(step: int, network: Any, optimizer: Optimizer, ranks: Ranks) 
         return
     arrays = {**live_arrays(each_once(network_parameters(network))), **optimizer.state_arrays()}
     sums = {name: _sum(array) for name, array in arrays.items()}
-    digests = _gathered(sums, world)
+    encoded = ",".join(map(str, sums.values())).encode()
+    digests = gathered(int.from_bytes(hashlib.sha256(encoded).digest()[:BYTES], "little"), world)
     for holders in zip(*ranks.replicas):
         usual, odd = majority({rank: digests[rank] for rank in holders})
         if odd:
@@ -83,16 +84,6 @@ def _difference(
     else:
         others = f"rank {usual[0]}'s ({reports[usual[0]]['host']}); no majority says whose are right"
     return f"parameters or optimizer states ({which}) of {different} are not {others}"
-
-
-def _gathered(sums: Mapping[str, int], world: Communicator) -> list[int]:
-    """A digest of each rank's sums, on every rank: among flags that all ranks must set, each sets those of
-    others."""
-    encoded = ",".join(map(str, sums.values())).encode()
-    own = int.from_bytes(hashlib.sha256(encoded).digest()[: BITS // 8], "little")
-    flags = [rank != world.rank or bool(own >> bit & 1) for rank in range(world.size) for bit in range(BITS)]
-    agreed = world.all_agree(flags)
-    return [sum(1 << bit for bit in range(BITS) if agreed[rank * BITS + bit]) for rank in range(world.size)]
 
 
 def _sum(array: mx.nd.NDArray) -> int:

@@ -119,10 +119,9 @@ class Run:
                 passes = forward_stages(self.task, network, batches, self.ranks, device)
             else:
                 passes = forward(self.task, network, batches, device)
-            feed = self.eval_feed
-            metrics = evaluate(
-                self.task, passes, self.communicator, device, feed.collector(), feed.controlled
-            )
+            collector = self.eval_feed.collector() if self.eval_feed.collector else None
+            controlled = self.eval_feed.controls is not None
+            metrics = evaluate(self.task, passes, self.communicator, device, collector, controlled)
             metrics = {"step": step, **self.stage_entry, **metrics}
             self.reporter.evaluation(metrics)
         return metrics

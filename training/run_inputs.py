@@ -22,8 +22,8 @@ class About:
     Attributes:
         data: the benchmark's name.
         epochs: passes over the data; None where steps are given.
-        main_score: the score that decides, more of which is better; None: the loss.
-        is_result: whether an evaluation without training has a results.json of its own.
+        main_score: the score that decides, more of which is better; None: the loss. With one an evaluation
+            without training has a results.json of its own.
         data_options: names of the options that a position in the data depends on.
         evaluation_options: names of the options that say what is evaluated on; empty without evaluation.
     """
@@ -31,7 +31,6 @@ class About:
     data: str | None = None
     epochs: float | None = None
     main_score: str | None = None
-    is_result: bool = False
     data_options: Sequence[str] = ()
     evaluation_options: Sequence[str] = ()
 

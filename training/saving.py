@@ -34,12 +34,13 @@ from base.memory import available_bytes
 from bert.memory import MOMENT_BYTES
 from bert.weights.tensors import to_numpy
 from comm.base import Pending
-from training.checkpoint import KEEP_ALL, Checkpoint, Kept, prune, save, set_aside
+from training.checkpoint import KEEP_ALL, PARAMS, STATES, Checkpoint, Kept, prune, save, set_aside
 
 if TYPE_CHECKING:
     from training.report import Reporter
 
 NICENESS = 10  # of the thread that writes: a tenth of the time that a thread which trains gets on a full core
+Key = tuple[str, str]  # PARAMS or STATES, and the name of an array
 _MASTER = 4  # bytes of the float32 copy of a float16 parameter
 
 
@@ -75,7 +76,7 @@ class Saver:
         self._keep = keep
         self._reporter = reporter
         self._available = available
-        self._buffers: dict[str, np.ndarray] = {}
+        self._buffers: dict[Key, np.ndarray] = {}
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._messages: list[Pending] = []
@@ -105,19 +106,17 @@ class Saver:
         self._copied.clear()
         self._arrived.clear()
         self._keep_now = self._keep if prunes else KEEP_ALL
-        arrays = {"parameters": parameters, "states": states}
+        arrays = {(PARAMS, name): array for name, array in parameters.items()}
+        arrays.update({(STATES, name): array for name, array in states.items()})
         try:
             copies = self._room(arrays)
         except MemoryError as error:
             self._reporter.warn(f"{error}: training waits while the checkpoint of step {step} is written")
             self._write(step, arrays, facts)
-            _drain([*parameters.values(), *states.values()])
+            _drain(arrays.values())
             self._report()
             return
-        for kind, named in arrays.items():
-            for name, array in named.items():
-                if _is_elsewhere(array):
-                    self._messages.append(array.receive(copies[kind][name]))
+        self._messages += [each.receive(copies[key]) for key, each in arrays.items() if _is_elsewhere(each)]
         if not self._messages:
             self._arrived.set()
         self._thread = threading.Thread(
@@ -230,37 +229,33 @@ class Saver:
             self._reporter.warn(str(self._failure))
         self._buffers.clear()
 
-    def _room(self, arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
+    def _room(self, arrays: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
         """Buffers for copies of `arrays`, those of the checkpoint before where they fit.
 
         Raises:
             MemoryError: there is no memory for them.
         """
-        wanted = {f"{kind} {name}": array for kind, named in arrays.items() for name, array in named.items()}
-        missing = {name: array for name, array in wanted.items() if not _fits(self._buffers.get(name), array)}
+        missing = {key: array for key, array in arrays.items() if not _fits(self._buffers.get(key), array)}
         needed = sum(_bytes_of(array) for array in missing.values())
         free = self._available() if missing else 0
         if needed > free:
             raise MemoryError(f"a copy of the state needs {needed:,} bytes more, and {free:,.0f} are free")
-        for name, array in missing.items():
-            self._buffers[name] = np.empty(array.shape, array.dtype)
-        return {
-            kind: {name: self._buffers[f"{kind} {name}"] for name in named} for kind, named in arrays.items()
-        }
+        for key, array in missing.items():
+            self._buffers[key] = np.empty(array.shape, array.dtype)
+        return {key: self._buffers[key] for key in arrays}
 
     def _copy_and_write(
         self,
         step: int,
-        arrays: Mapping[str, Mapping[str, Any]],
-        copies: Mapping[str, Mapping[str, np.ndarray]],
+        arrays: Mapping[Key, Any],
+        copies: Mapping[Key, np.ndarray],
         facts: Mapping[str, Any],
     ) -> None:
         begun = time.monotonic()
         try:
-            for kind, named in arrays.items():
-                for name, array in named.items():
-                    if not _is_elsewhere(array):
-                        _copy(array, copies[kind][name])
+            for key, array in arrays.items():
+                if not _is_elsewhere(array):
+                    _copy(array, copies[key])
         except BaseException as error:
             self._failure = error
             return
@@ -273,13 +268,17 @@ class Saver:
     def _write(
         self,
         step: int,
-        arrays: Mapping[str, Mapping[str, Any]],
+        arrays: Mapping[Key, Any],
         facts: Mapping[str, Any],
         begun: float | None = None,
     ) -> None:
         begun = time.monotonic() if begun is None else begun
         try:
-            parameters, states = arrays["parameters"], arrays["states"]
+            parameters: Mapping[str, Any]
+            parameters, states = (
+                {name: array for (kind, name), array in arrays.items() if kind == of}
+                for of in (PARAMS, STATES)
+            )
             if any(map(_is_elsewhere, parameters.values())):
                 parameters = _Finite(step, parameters)  # which come once, while they are written
             else:

@@ -15,7 +15,7 @@ from bert.arrays import on_device
 from bert.model import trained
 from comm.base import Communicator
 from tasks.base import Task
-from training.optimizer.accumulation import make_accumulation
+from training.optimizer.accumulation import Accumulation
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, queued_norm
 from training.optimizer.scaler import NOT_FINITE, LossScaler
 from training.waits import Waits
@@ -108,7 +108,7 @@ class TrainStep:
         self.factor = 1.0  # of the last step's `gradients`: see Communicator.scaled_average
         self.waits = Waits(communicator.rank, communicator.size)
         self._has_losses = True  # whether this rank's `sums` are of its batches
-        self._accumulation = make_accumulation(
+        self._accumulation = Accumulation(
             parameters, self._device, settings.accumulate, network.adds_in_backward
         )
 

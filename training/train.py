@@ -108,7 +108,7 @@ def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopR
 
 def _evaluate_alone(run: Run) -> None:
     """Evaluates a run that does not train, with a results.json where that is a result of its own."""
-    if not run.inputs.about.is_result:
+    if run.inputs.about.main_score is None:
         run.evaluate(run.start.step)
         return
     with recording(run) as recorder:

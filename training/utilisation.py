@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Sequence
 
-import mxnet as mx
-
 from comm.base import Communicator
+from training.exchange import summed
 from training.profiling.peak import ROWS, matrix_peak
 
 if TYPE_CHECKING:
@@ -71,10 +70,7 @@ class Peak:
         mine = matrix_peak(model.dtype, [model.operators], model.device, seconds)
         self._measured = time.monotonic()
         self._took = self._measured - begun
-        exchanged = mx.nd.array([mine], ctx=mx.cpu(), dtype="float64")
-        communicator.average([exchanged])
-        found = float(exchanged.asscalar()) * communicator.size
-        communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
+        (found,) = summed([mine], communicator).tolist()
         self.flops, before = max(self.flops, found), self.flops
         return found > before
 

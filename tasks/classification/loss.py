@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
-from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig, Dropout
-from bert.fused import FusedBert
-from bert.model import initialize_head
+from tasks.networks import FusedBertBelow, PlainBert
 
 
 class LabelHead(mx.gluon.HybridBlock):
@@ -45,37 +42,19 @@ class LabelHead(mx.gluon.HybridBlock):
         return total * factor, F.BlockGrad(sums), F.BlockGrad(outputs)
 
 
-class LabelLoss(mx.gluon.HybridBlock):
+class LabelLoss(PlainBert):
     """BERT and LabelHead on MXNet's operators. Inputs: input_ids, segment_ids (B, L), valid_lengths (B,)
     int32, then LabelHead's but for the first."""
-
-    adds_in_backward = True  # whether grad_req "add" is heeded
-
-    def __init__(self, bert: BERTModel, head: LabelHead, dtype: str):
-        super().__init__(prefix="")
-        self._dtype = dtype
-        self.bert = bert
-        self.head = head
-
-    def pack_weights(self) -> None:
-        """Nothing to do: MXNet's operators take the weights as they are."""
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any
     ) -> tuple[Any, Any, Any]:
-        # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
-        _, pooled = self.bert(input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype))
+        _, pooled = self.bert(input_ids, segment_ids, self.lengths(F, valid_lengths))
         return self.head(pooled, *labels)
 
 
-class FusedLabelLoss(FusedBert):
+class FusedLabelLoss(FusedBertBelow):
     """The same on the fused operators: above its attention the top layer computes only the first token."""
-
-    def __init__(
-        self, bert: BERTModel, head: LabelHead, config: BertConfig, dtype: str, dropout: float | Dropout
-    ):
-        super().__init__(bert, config, dtype, dropout)
-        self.head = head
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any, **weights: Any
@@ -88,12 +67,3 @@ class FusedLabelLoss(FusedBert):
             first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=self._config.units
         )
         return self.head(F.tanh(pooled), *labels)
-
-
-def make_head(
-    units: int, num_labels: int, bert: BERTModel, dtype: str, dropout: float | Dropout
-) -> LabelHead:
-    """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
-    head = LabelHead(units, num_labels, Dropout.of(dropout).hidden)
-    initialize_head(head, bert, dtype)
-    return head

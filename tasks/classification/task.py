@@ -12,10 +12,10 @@ from gluonnlp.model.bert import BERTModel
 from bert.arrays import on_device
 from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
-from bert.model import POOLER
+from bert.model import POOLER, initialize_head
 from data.classification.features import Batch
 from tasks.base import Floors, Panel, Task, ratio
-from tasks.classification.loss import FusedLabelLoss, LabelLoss, make_head
+from tasks.classification.loss import FusedLabelLoss, LabelHead, LabelLoss
 
 
 class Classification(Task):
@@ -40,12 +40,13 @@ class Classification(Task):
         self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float | Dropout, operators: str
     ) -> LabelLoss | FusedLabelLoss:
         """The hybridized loss above `bert`, with a head of random weights."""
-        head = make_head(config.units, self._num_labels, bert, dtype, dropout)
+        head = LabelHead(config.units, self._num_labels, Dropout.of(dropout).hidden)
+        initialize_head(head, bert, dtype)
         network: LabelLoss | FusedLabelLoss
         if operators == "fused":
             network = FusedLabelLoss(bert, head, config, dtype, dropout)
         else:
-            network = LabelLoss(bert, head, dtype)
+            network = LabelLoss(bert, dtype, head)
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 

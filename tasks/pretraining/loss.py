@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import mxnet as mx
-from gluonnlp.model.bert import BERTModel
+from tasks.networks import PlainBert
 
 SUMS = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")  # the order of the second output
 
 
-class PretrainingLoss(mx.gluon.HybridBlock):
+class PretrainingLoss(PlainBert):
     """Masked-LM and next-sentence cross entropy (Devlin et al., arXiv:1810.04805, section 3.1).
 
     The caller passes the factors of both sums, `mlm_factor` = 1 / (masked positions in the step) and
@@ -26,16 +25,6 @@ class PretrainingLoss(mx.gluon.HybridBlock):
         sums (4,): as named by SUMS, without the factors, float32, no gradient.
     """
 
-    adds_in_backward = True  # whether grad_req "add" is heeded
-
-    def __init__(self, bert: BERTModel, dtype: str):
-        super().__init__(prefix="")
-        self._dtype = dtype
-        self.bert = bert
-
-    def pack_weights(self) -> None:
-        """Nothing to do: MXNet's operators take the weights as they are."""
-
     def hybrid_forward(
         self,
         F: Any,
@@ -49,10 +38,7 @@ class PretrainingLoss(mx.gluon.HybridBlock):
         mlm_factor: Any,
         nsp_factor: Any,
     ) -> tuple[Any, Any]:
-        # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
-        outputs = self.bert(
-            input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype), masked_positions
-        )
+        outputs = self.bert(input_ids, segment_ids, self.lengths(F, valid_lengths), masked_positions)
         next_sentence, decoded = outputs[-2:]
         labels = (masked_ids, masked_weights, next_sentence_labels)
         return losses(F, next_sentence, decoded, labels, (mlm_factor, nsp_factor))

@@ -15,8 +15,10 @@ from bert.configuration import KEEP, REMOVE
 from bert.fused import FusedBert
 from bert.model import DECODER, HEADS, build_model, initialize
 from bert.operators import check_padding, choose_operators
+from bert.weights.names import EMBEDDING
 from bert.weights.tensors import Weights
 from data.minimal_pairs.copies import Batch
+from tasks.networks import PlainBert
 from tasks.pretraining.fused import classify, decoder_weight, transform
 
 
@@ -36,17 +38,13 @@ class Probabilities(NamedTuple):
     next_sentence: float
 
 
-class Scores(mx.gluon.HybridBlock):
+class Scores(PlainBert):
     """Logits on MXNet's operators: (B, L), (B, L), (B,), (B, P) int32 -> (B, P, tokens), (B, 2) float32."""
-
-    def __init__(self, bert: BERTModel):
-        super().__init__(prefix="")
-        self.bert = bert
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any
     ) -> tuple[Any, Any]:
-        lengths = F.cast(valid_lengths, dtype="float32")
+        lengths = self.lengths(F, valid_lengths)
         next_sentence, decoded = self.bert(input_ids, segment_ids, lengths, positions)[-2:]
         return decoded, next_sentence
 
@@ -62,28 +60,19 @@ class FusedScores(FusedBert):
         hidden = transform(layers, F.slice_axis(x, axis=1, begin=1, end=None))
         decoded = F.FullyConnected(
             hidden, decoder_weight(weights), weights["decoder.3.bias"],
-            num_hidden=self._vocab_size, flatten=False,
+            num_hidden=self._reg_params[EMBEDDING].shape[0], flatten=False,
         )  # fmt: skip
         return decoded, classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
 
-    @property
-    def _vocab_size(self) -> int:
-        return int(self._reg_params["word_embed.0.weight"].shape[0])
 
-
-class LogLikelihood(mx.gluon.HybridBlock):
+class LogLikelihood(PlainBert):
     """log p, in nats, of tokens at chosen places on MXNet's operators: (B, L), (B, L), (B,), (B, P), (B, P)
     int32 -> (B, P) float32."""
-
-    def __init__(self, bert: BERTModel):
-        super().__init__(prefix="")
-        self.bert = bert
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any, labels: Any
     ) -> Any:
-        lengths = F.cast(valid_lengths, dtype="float32")
-        decoded = self.bert(input_ids, segment_ids, lengths, positions)[-1]
+        decoded = self.bert(input_ids, segment_ids, self.lengths(F, valid_lengths), positions)[-1]
         return F.pick(F.log_softmax(decoded, axis=-1), labels, axis=-1)
 
 

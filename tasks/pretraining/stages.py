@@ -16,6 +16,7 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import LAYER_NORM_EPSILON, Dropout
 from bert.part import ModelPart, held_parameters
+from tasks.networks import PlainBert
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import losses
 
@@ -74,22 +75,16 @@ class FusedStage(FusedPretrainingLoss):
         return self.losses(layers, x, (ids, masks, labels), (factors[0], factors[1]))
 
 
-class PlainStage(mx.gluon.HybridBlock):
+class PlainStage(PlainBert):
     """A stage on MXNet's operators, as GluonNLP's BERTModel uses them. Activations are (L, B, units)."""
 
-    adds_in_backward = True  # whether grad_req "add" is heeded
-
     def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float | Dropout):
-        super().__init__(prefix="")
-        self.bert = bert
+        super().__init__(bert, dtype)
         self.part = part
         self.takes = takes(part)
-        self._dtype, self._dropout = dtype, Dropout.of(dropout)
+        self._dropout = Dropout.of(dropout)
         if part.first:
             self._reg_params["positions"] = bert.encoder.position_weight
-
-    def pack_weights(self) -> None:
-        """Nothing to do: MXNet's operators take the weights as they are."""
 
     def collect_params(self, select: str | None = None) -> mx.gluon.ParameterDict:
         """Of the part alone."""
@@ -125,7 +120,7 @@ class PlainStage(mx.gluon.HybridBlock):
             x = x.transpose((1, 0, 2))
         else:
             x = given.pop(0)
-        lengths = F.cast(given.pop(0), dtype=self._dtype)
+        lengths = self.lengths(F, given.pop(0))
         steps = F.contrib.arange_like(x, axis=0)
         of_queries = F.broadcast_add(
             F.reshape(lengths, shape=(-1, 1)), F.reshape(F.zeros_like(steps), shape=(1, -1))

@@ -12,21 +12,21 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.fused import FusedBert
 from bert.weights.tensors import Weights
+from tasks.networks import PlainBert
 from tasks.pretraining.scores import Computing, Encoded, inputs_of, opened
 
 CLS, MEAN = "cls", "mean"
 
 
-class Vectors(mx.gluon.HybridBlock):
+class Vectors(PlainBert):
     """Pooled hidden states on MXNet's operators: (B, L), (B, L), (B,) int32 -> (B, units) float32."""
 
     def __init__(self, pooling: str, bert: BERTModel):
-        super().__init__(prefix="")
-        self.bert = bert
+        super().__init__(bert)
         self._pooling = pooling
 
     def hybrid_forward(self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any) -> Any:
-        lengths = F.cast(valid_lengths, dtype="float32")
+        lengths = self.lengths(F, valid_lengths)
         return pooled(F, self.bert(input_ids, segment_ids, lengths), lengths, self._pooling)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
-from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig, Dropout
-from bert.fused import FusedBert
-from bert.model import initialize_head
+from tasks.networks import FusedBertBelow, PlainBert
 
 SUMS = ("span_loss", "span_correct")  # the order of the second output
 _MASKED = -1e9  # a logit behind a window's last token: its probability is 0 in float32
@@ -56,50 +53,24 @@ class SpanHead(mx.gluon.HybridBlock):
         return total * factor, F.BlockGrad(sums), F.BlockGrad(logits)
 
 
-def make_head(units: int, bert: BERTModel, dtype: str, over_padding: bool) -> SpanHead:
-    """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
-    head = SpanHead(units, over_padding)
-    initialize_head(head, bert, dtype)
-    return head
-
-
-class SpanLoss(mx.gluon.HybridBlock):
+class SpanLoss(PlainBert):
     """BERT and SpanHead on MXNet's operators. Inputs: input_ids, segment_ids (B, L) int32, then SpanHead's
     but for the tokens."""
-
-    adds_in_backward = True  # whether grad_req "add" is heeded
-
-    def __init__(self, bert: BERTModel, head: SpanHead, dtype: str):
-        super().__init__(prefix="")
-        self._dtype = dtype
-        self.bert = bert
-        self.head = head
-
-    def pack_weights(self) -> None:
-        """Nothing to do: MXNet's operators take the weights as they are."""
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any
     ) -> tuple[Any, Any, Any]:
-        # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
-        lengths = F.cast(valid_lengths, dtype=self._dtype)
         above: list[Any] = []
         last = self.bert.encoder.transformer_cells[-1]
         with last.register_forward_hook(lambda cell, inputs, outputs: above.append(outputs[0])):
-            tokens = self.bert(input_ids, segment_ids, lengths)
+            tokens = self.bert(input_ids, segment_ids, self.lengths(F, valid_lengths))
         if self.head.over_padding:  # GluonNLP's encoder ends with zeros in its place
             tokens = F.transpose(above[0], axes=(1, 0, 2))
         return self.head(tokens, valid_lengths, *labels)
 
 
-class FusedSpanLoss(FusedBert):
+class FusedSpanLoss(FusedBertBelow):
     """The same on the fused operators."""
-
-    def __init__(
-        self, bert: BERTModel, head: SpanHead, config: BertConfig, dtype: str, dropout: float | Dropout
-    ):
-        super().__init__(bert, config, dtype, dropout)
-        self.head = head
 
     def hybrid_forward(
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any, **weights: Any

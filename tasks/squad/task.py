@@ -11,9 +11,10 @@ from gluonnlp.model.bert import BERTModel
 from bert.arrays import on_device
 from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
+from bert.model import initialize_head
 from data.questions.windows import QuestionBatch
 from tasks.base import Floors, Panel, Task, ratio
-from tasks.squad.loss import SUMS, FusedSpanLoss, SpanLoss, make_head
+from tasks.squad.loss import SUMS, FusedSpanLoss, SpanHead, SpanLoss
 
 
 class QuestionAnswering(Task):
@@ -37,12 +38,13 @@ class QuestionAnswering(Task):
         self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float | Dropout, operators: str
     ) -> SpanLoss | FusedSpanLoss:
         """The hybridized losses above `bert`, with a head of random weights."""
-        head = make_head(config.units, bert, dtype, self._over_padding)
+        head = SpanHead(config.units, self._over_padding)
+        initialize_head(head, bert, dtype)
         network: SpanLoss | FusedSpanLoss
         if operators == "fused":
             network = FusedSpanLoss(bert, head, config, dtype, dropout)
         else:
-            network = SpanLoss(bert, head, dtype)
+            network = SpanLoss(bert, dtype, head)
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 

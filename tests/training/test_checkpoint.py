@@ -17,7 +17,6 @@ from bert.weights.params_file import read_index
 from tests.processes import run_command
 from tests.training.tiny import block_arrays
 from training import checkpoint
-from training.optimizer.optimizer import Optimizer
 
 FACTS = {"model": "bert_2_32_2", "vocab_size": 60, "seed": 7, "scaler": {"kind": "static", "scale": 1.0}}
 FILES = (".params", ".states.npz", ".json")
@@ -47,23 +46,14 @@ def newest(directory: Path) -> tuple[int | None, list[str]]:
     return (found.step if found else None), messages
 
 
-def tiny_bert() -> BERTModel:
-    encoder = BERTEncoder(num_layers=2, units=32, hidden_size=64, max_length=16, num_heads=2, dropout=0.1)
-    return BERTModel(encoder=encoder, vocab_size=60, token_type_vocab_size=2, units=32, embed_size=32)
-
-
 def random_bert() -> BERTModel:
-    model = tiny_bert()
+    encoder = BERTEncoder(num_layers=2, units=32, hidden_size=64, max_length=16, num_heads=2, dropout=0.1)
+    model = BERTModel(encoder=encoder, vocab_size=60, token_type_vocab_size=2, units=32, embed_size=32)
     model.initialize(mx.init.Normal(0.02))
-    outputs(model)  # some shapes are known only after a forward pass
-    return model
-
-
-def outputs(model: BERTModel) -> list[np.ndarray]:
     ids = mx.nd.array(np.arange(16).reshape(2, 8), dtype="int32")
     positions = mx.nd.array([[1, 2], [3, 4]], dtype="int32")
-    result = model(ids, mx.nd.zeros_like(ids), mx.nd.array([8, 6]), positions)
-    return [array.asnumpy() for array in result]
+    model(ids, mx.nd.zeros_like(ids), mx.nd.array([8, 6]), positions)  # some shapes are known only then
+    return model
 
 
 # What is written
@@ -77,32 +67,7 @@ def test_params_file_is_byte_for_byte_gluonnlps(tmp_path: Path, dtype: str) -> N
     saved = checkpoint.save(str(tmp_path), 30, block_arrays(model), {}, FACTS)
     assert saved.params_path == str(tmp_path / "0000030.params")
     assert Path(saved.params_path).read_bytes() == (tmp_path / "gluonnlp.params").read_bytes()
-
-
-def test_round_trip_through_gluonnlps_model_and_the_optimizer(tmp_path: Path) -> None:
-    model = random_bert()
-    before = outputs(model)
-    parameters = block_arrays(model)
-    optimizer = Optimizer("lamb", list(parameters), list(parameters.values()))
-    optimizer.step([mx.nd.random.normal(shape=array.shape) for array in parameters.values()], lr=0.0)
-    checkpoint.save(str(tmp_path), 12, parameters, optimizer.state_views(), FACTS)
-
-    found = checkpoint.newest_complete(str(tmp_path), pytest.fail)
-    assert found is not None and found.step == 12
-    assert found.manifest is not None
-    assert {key: found.manifest[key] for key in FACTS} == FACTS
-    assert found.manifest["versions"]["mxnet"] == mx.__version__
-    restored = tiny_bert()
-    restored.load_parameters(found.params_path)
-    for a, b in zip(outputs(restored), before):
-        np.testing.assert_array_equal(a, b)
-    resumed = Optimizer("lamb", list(parameters), list(block_arrays(restored).values()))
-    with found.open_states() as loaded:
-        resumed.restore(loaded)
-    expected, restored_state = optimizer.state(), resumed.state()
-    assert expected.keys() == restored_state.keys() and restored_state["t"] == 1
-    for name in expected:
-        np.testing.assert_array_equal(restored_state[name], expected[name])
+    assert saved.manifest is not None and saved.manifest["versions"]["mxnet"] == mx.__version__
 
 
 def test_states_are_an_ordinary_npz(tmp_path: Path) -> None:
@@ -112,16 +77,6 @@ def test_states_are_an_ordinary_npz(tmp_path: Path) -> None:
         for name, value in states(3).items():
             np.testing.assert_array_equal(loaded[name], value)
             assert loaded[name].dtype == value.dtype
-
-
-def test_module_does_not_import_mxnet(tmp_path: Path) -> None:
-    save(tmp_path, 5)
-    code = (
-        "import sys; from training import checkpoint; from bert.weights.params_file import read_index\n"
-        f"found = checkpoint.newest_complete({str(tmp_path)!r}, print); read_index(found.params_path)\n"
-        "assert found.step == 5 and 'mxnet' not in sys.modules"
-    )
-    run_command([sys.executable, "-c", code]).check()
 
 
 @pytest.mark.parametrize(

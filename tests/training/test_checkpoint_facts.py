@@ -125,6 +125,7 @@ def test_all_entries_are_accepted(folder: Path) -> None:
             {"skips": {"in_a_row": in_a_row, "total": total}}
             for in_a_row, total in ((1, 0), (-1, 0), (0, "0"), (0, math.nan), (0, 7), (None, 0), (0, 2**62))
         ),
+        {"guard": {"losses": ["5"], "norms": []}},
         {"seed": -1},
         {"seed": "x"},
         {"seed": 2**80},

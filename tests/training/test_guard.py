@@ -3,7 +3,6 @@ alike."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from base.errors import InputError, NotFiniteError
+from base.errors import NotFiniteError
 from comm.local import LocalCommunicator
 from tests.training.small_runs import SANE, Stopping, handlers, trained
-from tests.training.test_checkpoint_facts import signed
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest
 from training.guard import EARLY, FEW, LOSSES, NORMS, Guard, is_history
 from training.report import read_metrics
@@ -83,14 +81,6 @@ def test_a_loss_that_stays_off_does_not_become_usual():
     for _ in range(1000):
         assert guard.off(11.0, 1.0)
         guard.update(11.0, 1.0, applied=False)
-
-
-def test_the_history_comes_back_to_the_bit():
-    rng = np.random.default_rng(2)
-    first, second = guard_after(rng.uniform(4, 6, 90).tolist(), rng.uniform(0, 9, 90).tolist()), Guard()
-    second.restore(json.loads(json.dumps(first.state())))
-    assert second.state() == first.state() and is_history(first.state())
-    assert (len(first.state()["losses"]), len(first.state()["norms"])) == (LOSSES, NORMS)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +166,7 @@ class TestRun:
         assert list_steps(str(folder)) == [1]
 
     def test_a_run_whose_last_steps_were_off_has_not_ended_well(self, tmp_path):
-        with pytest.raises(NotFiniteError, match="the last 7 steps were skipped"):
+        with pytest.raises(NotFiniteError, match="last 7 steps were skipped.*no checkpoint was saved yet"):
             trained(tmp_path / "run", *SANE, "--num_steps", "8", "--lr", "1e3")
         assert list_steps(str(tmp_path / "run")) == []
 
@@ -198,11 +188,3 @@ class TestRun:
         assert trained(folder, *SANE, communicator=Stopping(10, True)) == 143
         assert trained(folder, *SANE, "--resume", "--batch_size", "3", communicator=Stopping(1, True)) == 143
         assert len(read_manifest(str(folder), 12)["guard"]["losses"]) == 1
-
-    def test_a_manifest_with_another_history_is_passed_over(self, tmp_path):
-        folder = tmp_path / "run"
-        assert trained(folder, *SANE, communicator=Stopping(3, True)) == 143
-        path = folder / "0000004.json"
-        signed(path, {**json.loads(path.read_text()), "guard": {"losses": ["5"], "norms": []}})
-        with pytest.raises(InputError, match="guard is not a history of losses"):
-            read_manifest(str(folder), 4)

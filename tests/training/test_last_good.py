@@ -14,7 +14,6 @@ from tests.training.small_runs import SANE, Stopping, handlers, trained
 from training import checkpoint as checkpoint_module
 from training import run as run_module
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
-from training.last_good import LastGood
 from training.optimizer.scaler import DynamicScaler
 from training.report import read_metrics
 
@@ -129,21 +128,11 @@ class TestLossScale:
         assert trained(stopped, "--resume", *SANE, "--num_steps", "8") == 0
         for folder in (stopped, tmp_path / "whole"):
             assert newest_complete(str(folder), print).step == 8
-        one, other = (Path(params_path(str(each), 8)).read_bytes() for each in (stopped, tmp_path / "whole"))
+        folders = str(stopped), str(tmp_path / "whole")
+        one, other = (Path(params_path(each, 8)).read_bytes() for each in folders)
         assert one == other
-
-
-class TestLastGood:
-    def test_a_fresh_run(self):
-        account = LastGood("ckpt", 0)
-        assert account.newest is None and account.sentence == "no checkpoint was saved yet"
-        assert account.stepped() is None
-        account.saved(2)
-        assert "not one step was taken after ckpt/0000002.params" in account.sentence
-        assert account.stepped() == 2 and account.stepped() is None
-        assert account.sentence == "the last good checkpoint is ckpt/0000002.params"
-        account.saved(4)
-        assert "ckpt/0000002.params, which --resume takes" in account.sentence and account.unfit == 4
+        one, other = (read_manifest(each, 8) for each in folders)
+        assert one["scaler"] == other["scaler"] and one["skips"]["total"] == other["skips"]["total"] > 0
 
 
 def test_the_scale_is_searched_until_its_floor():

@@ -155,16 +155,6 @@ class TestEvaluation:
         expected.update({"eval_nsp_loss": nsp / 10, "eval_nsp_acc": nsp_hits / 10})
         assert {name: apart[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
-    def test_the_standard_error_is_over_batches(self, network):
-        rng = np.random.default_rng(3)
-        batches = [random_batch(rng, 4, 12, 4, least_masked=1) for _ in range(9)]
-        one = mx.nd.ones((1,))
-        sums = [network(*TASK.inputs(each, mx.cpu()), one, one)[1].asnumpy()[0] for each in batches]
-        losses, masks = np.array(sums, float), np.array([each.masked_weights.sum() for each in batches])
-        mean = losses.sum() / masks.sum()
-        expected = math.sqrt(9 / 8 * ((losses - mean * masks) ** 2).sum()) / masks.sum()
-        assert self.run(network, batches)["eval_mlm_loss_se"] == pytest.approx(expected, rel=1e-4)
-
     def test_the_gain_of_context_is_paired_by_batch(self, network):
         rng = np.random.default_rng(4)
         batches = [random_batch(rng, 4, 12, 4, least_masked=1) for _ in range(40)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from base.errors import InputError
 from bert.configuration import BertConfig, parse_model
 from data.options import MAX_POSITIONS
-from tests.processes import LIMIT, ROOT
+from tests.processes import ROOT
 from training.config import PUBLISHED_VOCABULARIES
 from training.gluonnlp_options import NOT_HERE, TAKEN
 from training.options import TABLE, parse_options, run_config
@@ -320,28 +318,3 @@ def test_help_names_every_option(capsys):
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in TABLE if name != "sp_seed")
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "training.options",
-        "training.inputs",
-        "training.entry",
-        "training.plan",
-        "training.optimizer.schedule",
-        "hparams",
-        "lamb_paper",
-        "base.threads",
-    ],
-)
-def test_what_runs_before_mxnet_does_not_import_it(module):
-    """Threads are set, and bad input is refused, before."""
-    code = (
-        f"import sys, {module}\n"
-        "print([name for name in ('mxnet', 'gluonnlp', 'horovod', 'matplotlib') if name in sys.modules])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True
-    )
-    assert found.stdout == "[]\n"

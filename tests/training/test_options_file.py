@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import time
 
@@ -267,17 +266,3 @@ def test_both_scripts_reject_a_bad_file_before_anything(script, write, tmp_path)
         result.stderr.startswith(f"error: --options_file {path}, line 3: ") and result.stderr.count("\n") == 1
     )
     assert not (tmp_path / "new").exists()
-
-
-def test_neither_yaml_nor_mxnet_is_imported_without_need(write):
-    code = (
-        "import sys; from training.options import parse_options; parse_options(sys.argv[1:], '');"
-        "print('yaml' in sys.modules, 'mxnet' in sys.modules)"
-    )
-
-    def imports(*words: str) -> str:
-        command = [sys.executable, "-c", code, "--data", "x", *words]
-        return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
-
-    assert imports() == "False False"
-    assert imports("--options_file", write("lr: 1")) == "True False"

@@ -28,7 +28,7 @@ def slowed(*given):
 
 {function} = slowed
 """
-DATA, COMPUTING = "training.feed.DummyFeed.__next__", "training.step.TrainStep._average"
+DATA, COMPUTING = "training.feed.Feed.__next__", "training.step.TrainStep._average"
 
 
 def after(*steps: Sequence[float]) -> Waits:

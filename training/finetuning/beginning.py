@@ -14,7 +14,6 @@ from bert.weights.beside import read_vocabulary
 from bert.weights.names import POOLER, part_of
 from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
-from data.options import TokenizerConfig
 from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
@@ -62,11 +61,6 @@ class Found:
     flag: str = INIT_FROM
     initial_stdev: float | None = None  # of random weights, as --config_file says it
     anew: Sequence[int] = ()  # as training.start.initial.Initial has it
-
-    @property
-    def tokenizer_config(self) -> TokenizerConfig:
-        """The tokenizer as a run's settings have it."""
-        return TokenizerConfig(sentencepiece=self.tokenizer.sentencepiece, cased=self.tokenizer.cased)
 
 
 def find_beginning(config: BeginningConfig) -> Found:
@@ -137,7 +131,8 @@ def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:
     if weights is None:
         return None
     wanted = expected_shapes(found.bert, found.vocab_size)
-    needed = [name for name in wanted if part_of(name) is None or _is_pooler(name, parameters)]
+    parts = (None, POOLER) if parameters.has_pooler else (None,)
+    needed = [name for name in wanted if part_of(name) in parts]
     tensors = {name: weights.tensors[name] for name in needed if name in weights.tensors}
     messages = list(weights.notes)
     source = f"{found.flag} {weights.source}"
@@ -150,10 +145,6 @@ def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:
         messages.append(f"{weights.source}: random numbers for {' and '.join(random)}")
     check_finite(source, tensors)
     return Initial(weights.source, tensors, messages, anew=found.anew)
-
-
-def _is_pooler(name: str, parameters: TaskParameters) -> bool:
-    return parameters.has_pooler and part_of(name) == POOLER
 
 
 def _head(source: str, weights: Weights, parameters: TaskParameters) -> dict[str, Tensor]:

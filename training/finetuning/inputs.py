@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from data.fingerprint import DIGITS
 from data.sharing import Share
 from tasks.base import Collector, Task
 from training.config import RunConfig
-from training.feed import EvaluationFeed, Feed, FileFeed
+from training.feed import EvaluationFeed, Feed
 from training.finetuning.beginning import TaskParameters
 from training.optimizer.schedule import Schedule
 from training.plan import RunPlan
 from training.report import Reporter
-from training.run_inputs import RunInputs
+from training.run_inputs import About, RunInputs
 
 _TOGETHER = 512  # examples of a batch whose digest is computed
 
@@ -55,20 +55,15 @@ class TaskFiles:
     """The files of a task.
 
     Attributes:
-        name: of the benchmark.
-        main_score: the score that decides.
+        about: all but the passes.
         parameters: of the task's network.
-        data_options, evaluation_options: as in training.run_inputs.About.
         read: makes all of their examples; predictions are written into the folder that it is given. Raises
             InputError for a damaged file.
         task: makes the task, for which MXNet is imported.
     """
 
-    name: str | None
-    main_score: str
+    about: About
     parameters: TaskParameters
-    data_options: Sequence[str]
-    evaluation_options: Sequence[str]
     read: Callable[[str], Read]
     task: Callable[[], Task]
 
@@ -144,7 +139,7 @@ class FinetuningInputs(RunInputs):
         order = self._order(config, self.training, (seed, communicator.rank, communicator.size))
         lengths = ", ".join(map(str, order.bounds))
         reporter.note(f"batches of a process: {config.batch.batch_size} examples of {lengths} tokens")
-        return FileFeed(OrderedBatches(order, self.training.collate), config.data.num_data_workers)
+        return Feed(OrderedBatches(order, self.training.collate), config.data.num_data_workers)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's share of what is evaluated on."""

@@ -18,7 +18,7 @@ from base.launchers import BACKENDS
 from base.options import LAUNCH, Table, add_options, flag, option, options_in, taken
 from bert.configuration import DROPOUT, INITIAL_STDEV
 from comm.options import CommunicationConfig, communication_config
-from data.options import DataConfig
+from data.options import DataConfig, TokenizerConfig
 from training.config import (
     BatchConfig,
     CheckpointConfig,
@@ -234,7 +234,12 @@ def finetuning_config(options: argparse.Namespace, found: Found, table: Table) -
             vocab_size=found.vocab_size,
             initial_stdev=found.initial_stdev or INITIAL_STDEV,
         ),
-        DataConfig(tokenizer=found.tokenizer_config, num_data_workers=options.num_data_workers),
+        DataConfig(
+            tokenizer=TokenizerConfig(
+                sentencepiece=found.tokenizer.sentencepiece, cased=found.tokenizer.cased
+            ),
+            num_data_workers=options.num_data_workers,
+        ),
         taken(BatchConfig, options),
         taken(OptimizationConfig, options),
         taken(CheckpointConfig, options, ckpt_interval=options.ckpt_interval),

@@ -24,7 +24,7 @@ from training.pretrained_options import pretrained_config
 from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
 from training.results.summary import members_tables, read_members
-from training.run_inputs import About, Part
+from training.run_inputs import Part
 from training.start.decision import check_start
 from training.start.initial import Wanted
 
@@ -67,13 +67,10 @@ def prepare(script: Script, argv: Sequence[str] | None) -> Prepared:
         epochs=options.epochs,
         start=start,
         messages=read.messages,
-        about=About(
-            data=files.name,
+        about=replace(
+            files.about,
             epochs=None if options.num_steps or options.only_predict else options.epochs,
-            main_score=files.main_score,
-            is_result=True,
-            data_options=files.data_options,
-            evaluation_options=files.evaluation_options if read.evaluation else (),
+            evaluation_options=files.about.evaluation_options if read.evaluation else (),
         ),
     )
     return Prepared(Part(config, inputs), files.task, backend, communication_config(options))

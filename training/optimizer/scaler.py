@@ -15,6 +15,7 @@ from base.errors import InputError, NotFiniteError
 NOT_FINITE = "the gradients were not finite"
 GROWTH_INTERVAL = 2000  # good steps until the dynamic scale is doubled
 FLOOR, CEILING = 1.0, 2.0**24  # between which it stays
+SKIPS = 20  # steps in a row
 
 
 class LossScaler(Protocol):
@@ -119,30 +120,25 @@ class DynamicScaler:
 
 
 class SkipCounter:
-    """Counts skipped steps and ends the run after `limit` of them in a row."""
+    """Counts skipped steps and ends the run after SKIPS of them in a row."""
 
-    def __init__(self, limit: int = 20):
-        if limit < 1:
-            raise ValueError(f"the limit must be at least 1, not {limit}")
-        self.limit = limit
+    def __init__(self) -> None:
         self.in_a_row = 0
         self.total = 0
 
-    def update(
-        self, applied: bool, step: int, kept: str = "no checkpoint was saved yet", why: str = NOT_FINITE
-    ) -> None:
+    def update(self, applied: bool, step: int, kept: str = "", why: str = NOT_FINITE) -> None:
         """Take note of `step`. `kept`: a sentence on the checkpoint to go back to. `why`: a clause, where it
         was skipped.
 
         Raises:
-            NotFiniteError: this was the `limit`-th skipped step in a row.
+            NotFiniteError: this was the last of SKIPS skipped steps in a row.
         """
         if applied:
             self.in_a_row = 0
             return
         self.in_a_row += 1
         self.total += 1
-        if self.in_a_row >= self.limit:
+        if self.in_a_row >= SKIPS:
             raise NotFiniteError(
                 f"step {step}: {why} for the {self.in_a_row}th time in a row; "
                 f"{kept}; lower --lr, or look at the data of these steps"

@@ -13,7 +13,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Sequence
 
@@ -137,11 +136,6 @@ def hosts_of_ranks(ranks: Sequence[tuple[str, int]]) -> list[Host]:
                 "start them with mpirun's --map-by slot, its default"
             )
     return hosts
-
-
-def own_host() -> str:
-    """The name of this host, for `hosts_of_ranks`."""
-    return os.uname().nodename
 
 
 def placement_warnings(hosts: Sequence[Host], stages: int, placement: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
@@ -15,7 +16,6 @@ from training.pipeline.placement import (
     Coordinates,
     coordinates_of,
     hosts_of_ranks,
-    own_host,
     placement_warnings,
     replica_groups,
 )
@@ -137,7 +137,7 @@ def place_ranks(config: PipelineConfig, communicator: Communicator) -> Ranks:
     if config.stages == 1:
         alone = tuple((each,) for each in range(size))
         return Ranks(config, Coordinates(rank, size, 0, 1), alone, communicator, communicator)
-    own = [own_host(), communicator.local_rank]
+    own = [platform.node(), communicator.local_rank]
     found = [broadcast_json(own, communicator, each) for each in range(size)]
     hosts = hosts_of_ranks([(str(name), int(local)) for name, local in found])
     slots = [host.slots for host in hosts]

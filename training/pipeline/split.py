@@ -28,10 +28,6 @@ class Split:
         """Layers of each stage."""
         return tuple(end - begin for begin, end in self.ranges)
 
-    def layers(self, stage: int) -> range:
-        """The layers of a stage, by their numbers in the whole model."""
-        return range(*self.ranges[stage])
-
     def __str__(self) -> str:
         """As --pipeline_split has it."""
         return ",".join(map(str, self.counts))

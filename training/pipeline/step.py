@@ -19,7 +19,7 @@ import mxnet as mx
 from bert.model import trained
 from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
-from tasks.base import StageNetwork, Task
+from tasks.base import Task
 from training.optimizer.optimizer import Optimizer, global_norm
 from training.optimizer.scaler import LossScaler
 from training.pipeline.ranks import TIED, Ranks, activation_tag, gradient_tag
@@ -143,7 +143,7 @@ class PipelineStep(TrainStep):
     def __init__(
         self,
         task: Task,
-        network: StageNetwork,
+        network: Any,
         optimizer: Optimizer,
         scaler: LossScaler,
         ranks: Ranks,
@@ -267,7 +267,7 @@ class PipelineStep(TrainStep):
 
 
 def forward_stages(
-    task: Task, network: StageNetwork, batches: Iterable[Any], ranks: Ranks, device: mx.Context
+    task: Task, network: Any, batches: Iterable[Any], ranks: Ranks, device: mx.Context
 ) -> Iterator[tuple[Any, Sequence[mx.nd.NDArray]]]:
     """`training.evaluation.forward` over the stages; every rank goes through it, with the batches of its
     replica. The last stage alone has outputs, the others nothing."""

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 from bert.configuration import recorded_config
 from bert.flops import BACKWARD, Flops, forward_flops, size_of
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
-from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS
+from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS, is_bulk
 from training.profiling.trace import COPYING, DATA_WAIT, STAGE_WAIT, WAITING, Operator, Trace
 
 EXPOSED = "communication, exposed"  # while no operator computes
@@ -99,7 +99,7 @@ def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
             for name, time in sorted(by_name.items(), key=lambda item: -item[1])
         },
         "other_operators": sorted(others, key=lambda each: (-by_name[each], each)),
-        "bulked": trace.bulked,
+        "bulked": any(is_bulk(each.name) for each in trace.operators),
     }
 
 

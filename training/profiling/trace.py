@@ -15,7 +15,7 @@ from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_file
 from training.profiling.intervals import Interval
-from training.profiling.kinds import COMMUNICATION, KINDS, classify, is_backward, is_bulk
+from training.profiling.kinds import COMMUNICATION, KINDS, classify, is_backward
 
 STEP, END = "step ", "end of steps"  # marks in MXNet's trace: "step 10", ... and one after the last step
 DATA_WAIT, COPYING, WAITING = "data wait", "copying inputs", "waiting for the device"
@@ -71,11 +71,6 @@ class Trace:
     def window(self) -> Interval:
         """The time between the beginning of the first step and the end of the last."""
         return self.steps[0].start, self.steps[-1].end
-
-    @property
-    def bulked(self) -> bool:
-        """Whether some events stand for several operators each."""
-        return any(is_bulk(each.name) for each in self.operators)
 
 
 def from_mxnet(events: Sequence[dict[str, Any]], facts: dict[str, Any]) -> Trace:

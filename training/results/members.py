@@ -62,11 +62,6 @@ class Plan:
     members: Sequence[Member]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def settings(self) -> list[Mapping[str, str]]:
-        """Each of the search, once; a single empty one without a search."""
-        return [dict(each) for each in dict.fromkeys(tuple(each.setting.items()) for each in self.members)]
-
 
 def seeds_of(text: str) -> int | tuple[int, ...]:
     """Reads --seeds: how many, or which ones."""

@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
-import mxnet as mx
-import numpy as np
-
 from base import machine
 from base.errors import InputError
 from base.files import sha256_of
 from comm.base import Communicator
 from training.checkpoint import PARAMS, library_versions, list_steps, read_manifest, step_of
+from training.exchange import gathered
 from training.metrics import finite_or_none
 from training.report import read_metrics
 from training.results.record import (
@@ -32,7 +30,7 @@ from training.results.record import (
 from training.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-_HASH_BITS = 40  # exact in a float64, also after a division and a multiplication
+_HASH_BITS = 40
 
 
 @contextlib.contextmanager
@@ -110,11 +108,7 @@ def sequences_of_step(run: Run) -> float:
 def count_hosts(communicator: Communicator) -> int:
     """Number of machines that the ranks run on; every rank calls it."""
     kernel = hashlib.sha256(machine.running_kernel().encode()).hexdigest()
-    own = np.zeros(communicator.size)
-    own[communicator.rank] = int(kernel, 16) >> (256 - _HASH_BITS)
-    gathered = mx.nd.array(own, ctx=mx.cpu(), dtype="float64")
-    communicator.average([gathered])
-    return len(set(np.rint(gathered.asnumpy() * communicator.size).tolist()))
+    return len(set(gathered(int(kernel, 16) >> (256 - _HASH_BITS), communicator)))
 
 
 def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, Any]) -> Result:

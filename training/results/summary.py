@@ -5,6 +5,7 @@ The statistics, and the rule by which two are called different, are those of tas
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -82,16 +83,16 @@ class Members:
         One that has lost a member is left out, unless all have: runs that came to nothing cannot make the
         mean of the others look good.
         """
-        scored = [each for each in self.settings if each.of(self.main_score or "") is not None]
+        scored = [each for each in self.settings if self.goodness(each) > -math.inf]
         whole = [each for each in scored if not each.missing] or scored
-        sign = 1 if self.higher_is_better else -1
+        return max(whole, key=self.goodness) if whole else None
 
-        def mean(setting: Setting) -> float:
-            summary = setting.of(self.main_score or "")
-            assert summary is not None, "only settings with scores are looked at"
-            return sign * summary.mean
-
-        return max(whole, key=mean) if whole else None
+    def goodness(self, setting: Setting) -> float:
+        """The mean of the score that decides, negative where less of it is better; -inf without one."""
+        summary = setting.of(self.main_score or "")
+        if summary is None:
+            return -math.inf
+        return summary.mean if self.higher_is_better else -summary.mean
 
     def verdicts(self) -> list[Verdict]:
         """Every pair of the search's settings by the score that decides, as one family of tests."""
@@ -146,7 +147,7 @@ def members_tables(members: Members) -> list[Table]:
             continue
         summary = setting.of(name)
         assert summary is not None, "scores are named by those who have them"
-        rows.append(Row([name, *_cells(summary, len(setting.scores[name]))]))
+        rows.append(Row([name, *_cells(summary)]))
     title = f"{members.folder}: scores over {_runs(len(setting.scores.get(members.main_score or '', ())))}"
     notes = [_of_missing(setting)] if setting.missing else []
     notes += [f"±: standard deviation (n - 1). Interval: {CONFIDENCE:.0%} confidence, of the mean."]
@@ -154,24 +155,14 @@ def members_tables(members: Members) -> list[Table]:
 
 
 def _search_table(members: Members) -> Table:
-    main, sign = members.main_score or "", 1 if members.higher_is_better else -1
-    summaries = {each.name: each.of(main) for each in members.settings}
-
-    def order(setting: Setting) -> float:
-        summary = summaries[setting.name]
-        return float("inf") if summary is None else -sign * summary.mean
-
-    best = members.best()
+    main, best = members.main_score or "", members.best()
     rows = []
-    for setting in sorted(members.settings, key=order):
-        summary = summaries[setting.name]
+    for setting in sorted(members.settings, key=members.goodness, reverse=True):
+        summary = setting.of(main)
         names = [str(value) for value in setting.values.values()]
         statuses = dict.fromkeys(each.status for each in setting.missing)
         mark = "best" if setting is best else ", ".join(statuses)
-        if summary is None:
-            rows.append(Row([*names, *[EMPTY] * 5, mark]))
-        else:
-            rows.append(Row([*names, *_cells(summary, len(setting.scores[main])), mark]))
+        rows.append(Row([*names, *(_cells(summary) if summary else [EMPTY] * 5), mark]))
     head = [*members.searched, f"{main or 'score'}, mean", "±", "interval", "runs", "values", ""]
     title = f"{members.folder}: {len(members.settings)} settings by {main or 'score'} on the dev split"
     return Table(title, head, rows, len(members.searched), search_notes(members))
@@ -235,7 +226,7 @@ def comparison_table(members: Sequence[Members], score: str | None = None) -> Ta
     for each in members:
         summary = each.settings[0].of(name)
         assert summary is not None, "it was compared"
-        rows.append(Row([each.folder, *_cells(summary, len(summary.values))]))
+        rows.append(Row([each.folder, *_cells(summary)]))
     notes = [verdict.sentence(form_of(verdict.difference)) + "." for verdict in verdicts]
     notes += [_of_missing(each.settings[0]) for each in members if each.settings[0].missing]
     notes.append(rule())
@@ -302,7 +293,7 @@ def form_of(value: float) -> str:
     return ".4f" if abs(value) <= 1 else ".2f"
 
 
-def _cells(summary: Summary, runs: int) -> list[str]:
+def _cells(summary: Summary) -> list[str]:
     """Mean, deviation, interval, runs, each value, all with as many places as the mean needs."""
     form = form_of(summary.mean)
     deviation = EMPTY if summary.deviation is None else format(summary.deviation, form)
@@ -310,7 +301,7 @@ def _cells(summary: Summary, runs: int) -> list[str]:
     if summary.half is not None:
         interval = f"{summary.mean - summary.half:{form}} to {summary.mean + summary.half:{form}}"
     values = ", ".join(format(value, form) for value in summary.values)
-    return [format(summary.mean, form), deviation, interval, str(runs), values]
+    return [format(summary.mean, form), deviation, interval, str(len(summary.values)), values]
 
 
 def _runs(count: int) -> str:

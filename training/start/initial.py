@@ -14,7 +14,7 @@ from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.vocab import Vocabulary
 from training.checkpoint import Checkpoint, load_step, step_of
-from training.start.new_vocabulary import OF_TOKENS, with_vocabulary
+from training.start.new_vocabulary import with_vocabulary
 from training.start.weights import find_weights
 from training.start_options import RESETS, StartConfig
 
@@ -35,7 +35,7 @@ class Initial:
             rows than the run's, or with --init_partial fewer: the first ones are taken.
         messages: sentences for people: what was assumed, and what begins random.
         checkpoint: the one that they belong to, where it is one of ours.
-        anew: numbers of the tokens whose rows are drawn anew.
+        anew: numbers of the tokens whose rows keep the random numbers that the model has there.
     """
 
     source: str
@@ -43,10 +43,6 @@ class Initial:
     messages: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     anew: Sequence[int] = ()
-
-    def drawn_rows(self, name: str) -> Sequence[int]:
-        """Rows of a parameter, those of new tokens, that keep the random numbers that the model has there."""
-        return self.anew if name in OF_TOKENS else ()
 
 
 @dataclass(frozen=True)

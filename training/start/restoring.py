@@ -17,6 +17,7 @@ from training.checkpoint import Checkpoint
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
 from training.start.initial import Initial
+from training.start.new_vocabulary import OF_TOKENS
 from training.start.start import Start
 from training.start_options import OPTIMIZER
 
@@ -72,7 +73,7 @@ def initial_array(initial: Initial, name: str, drawn: mx.nd.NDArray) -> np.ndarr
     ones, where it has fewer the others are those drawn, as are those of new tokens. Raises InputError: it is
     not finite in that dtype."""
     array, rows = as_dtype(initial.tensors[name].read(), drawn.dtype), drawn.shape[0]
-    anew = list(initial.drawn_rows(name))
+    anew = list(initial.anew) if name in OF_TOKENS else []
     if anew:
         array[anew] = drawn.asnumpy()[anew]
     if array.shape[0] < rows:

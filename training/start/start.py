@@ -107,28 +107,22 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
     """Messages about options that differ from the checkpoint's run, though it goes on all the same."""
     saved = start.facts.get("options", {})
     messages = []
-    seed, optimizer = config.optimization.seed, config.optimization.optimizer
+    seed = config.optimization.seed
     if seed is not None and start.facts.get("seed", seed) != seed:
         messages.append(
             f"--seed {seed}: the checkpoint's run had {start.facts['seed']}; data order, masks and dropout "
             "change from here on"
         )
-    if saved.get("optimizer", optimizer) != optimizer and start.keeps(OPTIMIZER):
-        messages.append(
-            f"--optimizer {optimizer}: the checkpoint's run had {saved['optimizer']}; its moments are taken "
-            "over"
-        )
-    moments, saved_moments = config.optimization.optimizer_state, saved.get("optimizer_state", "float32")
-    if saved and saved_moments != moments and start.keeps(OPTIMIZER):
-        messages.append(
-            f"--optimizer_state {moments}: the checkpoint's run had {saved_moments}; its moments are "
-            "converted"
-        )
-    for name in ("beta1", "beta2", "epsilon", "weight_decay"):
+    for name, more in (
+        ("optimizer", "; its moments are taken over"),
+        ("optimizer_state", "; its moments are converted"),
+        *((number, "") for number in ("beta1", "beta2", "epsilon", "weight_decay")),
+    ):
         value = getattr(config.optimization, name)
         before = saved.get(name, getattr(OptimizationConfig, name))  # older runs had the defaults
         if saved and before != value and start.keeps(OPTIMIZER):
-            messages.append(f"--{name} {value:g}: the checkpoint's run had {before:g}")
+            now, then = (each if isinstance(each, str) else f"{each:g}" for each in (value, before))
+            messages.append(f"--{name} {now}: the checkpoint's run had {then}{more}")
     batch = config.batch
     accumulate = saved.get("accumulate", batch.accumulate)
     if accumulate != batch.accumulate and start.keeps(SCHEDULE):

@@ -89,19 +89,9 @@ def test_resume_runs_what_has_not_ended(data, searched, capsys):
     assert read_result(str(searched / members[2].name)).status == FINISHED
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--seeds", "0"], "--seeds"),
-        (["--search", "lr=0,1"], "--search: argument --lr"),
-        (["--search", "optimizer=lamb"], "--search"),
-        (["--seeds", "1,2"], "--seed 3 beside"),
-        (["--search", "lr=1e-3,1e-3"], "twice"),
-    ],
-)
-def test_bad_options_come_before_any_work(data, tmp_path, more, message):
-    with pytest.raises(InputError, match=message):
-        finetune_classifier.main(command(data, tmp_path / "out", *more))
+def test_bad_options_come_before_any_work(data, tmp_path):
+    with pytest.raises(InputError, match="--search: argument --lr"):
+        finetune_classifier.main(command(data, tmp_path / "out", "--search", "lr=0,1"))
     assert not (tmp_path / "out").exists()
 
 

@@ -90,7 +90,6 @@ class TestMembers:
         ]
         assert len({each.name for each in found}) == 8
         assert found[-1].words == ["--lr", "3e-5", "--epochs", "3", "--seed", "1"]
-        assert len(Plan(found).settings) == 4
 
     def test_a_search_without_seeds_has_the_runs_own(self):
         assert members_of(None, [("lr", ("1", "2"))], 9) == [

@@ -12,7 +12,7 @@ import pytest
 
 from base.errors import InputError
 from base.tables import terminal
-from tasks.seeds import DIFFERENT, NOT_SHOWN, TOO_FEW
+from tasks.seeds import DIFFERENT, NOT_SHOWN
 from tests.training.results.made import PRETRAINED, TUNED, of_seed, seeds, written
 from training.results.members import Plan, members_of, write_plan
 from training.results.record import NO_MEMORY, NOT_FINITE
@@ -143,17 +143,6 @@ class TestTwoModels:
         table = terminal(comparison_table([read_members(one), read_members(other)]))
         shown = " ".join(table.split()).lower()  # lines are broken by the width of the columns
         assert "no difference shown" in shown and "does not say that there is none" in shown
-
-    def test_other_seeds_are_compared_by_their_means(self, tmp_path):
-        other = {seed + 100: score for seed, score in SCORES.items()}
-        folders = seeds(tmp_path / "a", SCORES), seeds(tmp_path / "b", other)
-        (verdict,) = compared([read_members(folder) for folder in folders])
-        assert verdict.test == "Welch's t-test" and verdict.verdict == NOT_SHOWN
-
-    def test_few_seeds(self, tmp_path):
-        folders = [seeds(tmp_path / name, {0: value, 1: value}) for name, value in (("a", 1.0), ("b", 90.0))]
-        (verdict,) = compared([read_members(folder) for folder in folders])
-        assert verdict.verdict == TOO_FEW and math.isclose(verdict.difference, 89.0)
 
     def test_another_score(self, tmp_path):
         folders = [seeds(tmp_path / name, SCORES) for name in "ab"]
