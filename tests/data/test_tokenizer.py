@@ -19,7 +19,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.errors import InputError
-from data.text.corpus import UNKNOWN
+from data.text.sentences import UNKNOWN
 from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
