@@ -112,7 +112,7 @@ def _is_text(start: bytes) -> bool:
 
 
 def peek(path: str) -> FileFacts:
-    """Format, number of instances and widths, from headers or the first record alone.
+    """Widths of a row, from headers or the first record alone.
 
     Raises InputError for a file of no known format, or damaged there.
     """

@@ -105,7 +105,7 @@ def peek(path: str, format: str, packed: bool) -> FileFacts:
             row = messages.parse(frame.data)
         except _BadRecord as error:
             raise InputError(f"{path}: instance 0: {error}") from error
-    return FileFacts(format, None, len(row["input_ids"]), len(row["masked_lm_ids"]))
+    return FileFacts(len(row["input_ids"]), len(row["masked_lm_ids"]))
 
 
 def blocks(path: str, format: str, packed: bool) -> Iterator[RawBlock | Damage]:
