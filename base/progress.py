@@ -54,6 +54,9 @@ class Silent:
         """Nothing."""
 
 
+SILENT = Silent()
+
+
 class Printed:
     """A tqdm bar if `stream` (default: standard error) is a terminal, else lines.
 

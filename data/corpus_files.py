@@ -16,7 +16,7 @@ from typing import Any, List, Mapping
 from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
-from base.progress import Progress
+from base.progress import SILENT, Progress
 from data.store.entropy import entropy, token_counts
 from data.store.tokens import cached_store
 from data.text.corpus import expand_inputs
@@ -54,7 +54,7 @@ def write_corpus(
     kept: list[Document],
     aside: list[Document],
     vocab_size: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write training files, held-out file and a vocabulary of the training text; returns their figures."""
     corpus = os.path.join(output, "corpus")

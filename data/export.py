@@ -25,7 +25,7 @@ from base.command_line import positive_int
 from base.errors import InputError
 from base.files import sha256_of
 from base.options import check_values, flag, option
-from base.progress import Progress, Silent
+from base.progress import SILENT, Progress
 from base.workers import in_order
 from data.formats.records import Gathered, PretrainingArrays, in_blocks
 from data.formats.write import FORMATS, write_instances
@@ -93,7 +93,7 @@ class FileConfig:
 
 
 def export(
-    rows: Rows, output: str, files: FileConfig, num_workers: int = 1, progress: Progress | None = None
+    rows: Rows, output: str, files: FileConfig, num_workers: int = 1, progress: Progress = SILENT
 ) -> dict[str, Any]:
     """Writes the rows to files in the directory `output`; returns its manifest.
 
@@ -102,7 +102,6 @@ def export(
     `output` holds something else.
     """
     files.check()
-    reporter = progress if progress is not None else Silent()
     written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
     identity = {**rows.plan.identity, "format": EXPORT_FORMAT, "files": written}
 
@@ -119,16 +118,16 @@ def export(
         work = functools.partial(_write_file, files, (rows.key, rows.pad_id), directory)
         token_bytes = store.ids.itemsize + store.segments.itemsize
         described = []
-        reporter.begin(f"writing {files.format}", store.num_tokens * token_bytes)
+        progress.begin(f"writing {files.format}", store.num_tokens * token_bytes)
         try:
             in_process = num_files <= 1 or num_workers <= 1
             results = (work(job) for job in jobs) if in_process else in_order(work, jobs, num_workers)
             with closing(results):
                 for job, result in zip(jobs, results):
                     described.append(result)
-                    reporter.update(int(store.token_ends[job.stop]) * token_bytes, {"instances": job.stop})
+                    progress.update(int(store.token_ends[job.stop]) * token_bytes, {"instances": job.stop})
         finally:
-            reporter.end()
+            progress.end()
         content = {
             "format": EXPORT_FORMAT,
             "identity": identity,
@@ -138,7 +137,7 @@ def export(
         }
         write_json(os.path.join(partial, MANIFEST), content)
 
-    make_directory(output, identity, make, reporter)
+    make_directory(output, identity, make, progress)
     return read_json(os.path.join(output, MANIFEST))
 
 
@@ -158,8 +157,7 @@ def _write_file(
     `order`: the key of the permutation, and what fills short rows; `store`: the directory of the instances.
     """
     if not os.path.exists(job.name):
-        compress = files.gzip or files.format in ("npz", "hdf5")
-        write_instances(job.name, files.format, _rows(store, order, job), compress)
+        write_instances(job.name, files.format, _rows(store, order, job), files.gzip or None)
     return {
         "file": os.path.basename(job.name),
         "size": os.path.getsize(job.name),

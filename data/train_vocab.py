@@ -25,10 +25,11 @@ from base.command_line import OptionParser, count, path_name, path_names, whole
 from base.errors import InputError
 from base.files import replacing
 from base.options import add_options, taken
-from base.progress import Printed, Progress, Silent
+from base.progress import SILENT, Printed, Progress
 from data.options import TABLE, TextConfig
 from data.store.build import Skipped
-from data.text.corpus import UNKNOWN, expand_inputs, read_unit, text_units
+from data.text.corpus import expand_inputs, read_unit, text_units
+from data.text.sentences import UNKNOWN
 from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.vocab import (
     KINDS,
@@ -59,12 +60,12 @@ class TrainingText:
         settings: TextConfig = TextConfig(),
         max_sentences: int = 0,
         seed: int = 0,
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> None:
         self._paths, self._settings = paths, settings
         self._units = text_units(paths, settings)
         self._max_sentences, self._seed = max_sentences, seed
-        self._progress = progress if progress is not None else Silent()
+        self._progress = progress
         self._sentences: int | None = None
         self.skipped = Skipped()
 

@@ -11,6 +11,7 @@ from base.errors import InputError
 from base.workers import in_order
 from data.classification.examples import Examples
 from data.finetuning.batching import ragged_places
+from data.pretraining.pairs import truncated_pairs
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
 
@@ -105,18 +106,6 @@ def featurize(
     tokens, bounds = _assemble(ids, starts.reshape(len(kept), count), kept, settings.vocabulary)
     first = (kept[0] + 2).astype(np.int32)
     return Features(tokens, bounds, first, examples.labels, settings.vocabulary.pad_id, losers)
-
-
-def truncated_pairs(first: np.ndarray, second: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths, int64 (N,) both, of pairs cut to at most `most` tokens together: one token at a time from the
-    longer one, from the second where both are equal (`_truncate_seq_pair` of Google's run_classifier.py)."""
-    excess = np.maximum(first + second - most, 0)
-    from_longer = np.minimum(np.abs(first - second), excess)  # until both are equal
-    rest = excess - from_longer
-    first_is_longer = first > second
-    first_loss = np.where(first_is_longer, from_longer, 0) + rest // 2
-    second_loss = np.where(first_is_longer, 0, from_longer) + (rest + 1) // 2
-    return first - first_loss, second - second_loss
 
 
 def _assemble(

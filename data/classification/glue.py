@@ -145,13 +145,13 @@ _MSR_TRAIN, _MSR_TEST, _DEV_IDS = "msr_paraphrase_train.txt", "msr_paraphrase_te
 _MSR_IDS = ("#1 ID", "#2 ID")
 
 
-def find_task(name: str, flag: str = "--task_name") -> GlueTask:
+def find_task(name: str) -> GlueTask:
     """The task of a name, in capitals or not; GluonNLP's "SST" is one of them. Raises InputError for
     others."""
     folded = {each.lower(): each for each in TASKS}
     found = folded.get(name.lower()) or _ALIASES.get(name.lower())
     if found is None:
-        raise InputError(f"{flag} {name}: there are {', '.join(TASKS)}; for others give --train_file")
+        raise InputError(f"--task_name {name}: there are {', '.join(TASKS)}; for others give --train_file")
     return TASKS[found]
 
 

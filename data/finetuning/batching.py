@@ -12,7 +12,7 @@ from typing import Callable, Generic, Iterator, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.pretraining.buckets import bucket_bounds, epoch_order, rows_per_batch
+from data.pretraining.buckets import bucket_bounds, epoch_order
 from data.pretraining.randomness import epoch_key, permuted
 
 _ORDER_PURPOSE, _STEPS_PURPOSE = 11, 12
@@ -167,11 +167,10 @@ class EvaluationOrder:
         batch_size: int,
         rank: int,
         world_size: int,
-        in_tokens: bool = False,
         grouping: Grouping = _DEFAULT,
     ) -> None:
         """`lengths`: tokens of each example, whole numbers (N,), N >= 1. `batch_size`: most examples of a
-        batch, or with `in_tokens` tokens including padding. Of `grouping` the lengths count.
+        batch. Of `grouping` the lengths count.
 
         Raises:
             ValueError: no examples, or one longer than `max_length`.
@@ -180,7 +179,7 @@ class EvaluationOrder:
         self.bounds = bucket_bounds(lengths, grouping.num_buckets, grouping.max_length)
         by_length = np.argsort(-lengths, kind="stable")
         self._mine = by_length[dealt(len(lengths), rank, world_size)].astype(np.int64)
-        rows = [rows_per_batch(bound, batch_size, in_tokens) for bound in self.bounds]
+        rows = [batch_size] * len(self.bounds)
         if len(self._mine):
             self._order = epoch_order(lengths[self._mine], self.bounds, rows, None)
 

@@ -50,8 +50,8 @@ _WRITTEN_TYPES = {"segment_ids": "i1", "input_mask": "i1", "next_sentence_labels
 def peek(path: str) -> FileFacts:
     """The facts from the datasets' headers. Raises InputError as `blocks`."""
     with ExitStack() as stack:
-        _, shape = _open_columns(path, stack)
-    return FileFacts("hdf5", *shape)
+        _, (_, *widths) = _open_columns(path, stack)
+    return FileFacts(*widths)
 
 
 def blocks(path: str) -> Iterator[RawBlock | Damage]:

@@ -62,8 +62,8 @@ class BoundedFile(io.FileIO):
 def peek(path: str) -> FileFacts:
     """The facts from the arrays' headers. Raises InputError as `blocks`."""
     with ExitStack() as stack:
-        _, shape = _open_columns(path, stack)
-    return FileFacts("npz", *shape)
+        _, (_, *widths) = _open_columns(path, stack)
+    return FileFacts(*widths)
 
 
 def blocks(path: str) -> Iterator[RawBlock]:

@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 
 from base.errors import InputError
 from data.formats import framing, hdf5, npz, record_files
-from data.formats.records import Damage, FileFacts, PretrainingArrays, RawBlock, checked
+from data.formats.records import Damage, FileFacts, PretrainingArrays, checked
 from data.options import MAX_POSITIONS
 
+_OF_COLUMNS = {"npz": npz, "hdf5": hdf5}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FIRST = 4096  # bytes looked at
 _OTHERS = (
@@ -111,15 +112,13 @@ def _is_text(start: bytes) -> bool:
 
 
 def peek(path: str) -> FileFacts:
-    """Format, number of instances and widths, from headers or the first record alone.
+    """Widths of a row, from headers or the first record alone.
 
     Raises InputError for a file of no known format, or damaged there.
     """
     kind = identify(path)
-    if kind.format == "npz":
-        return npz.peek(path)
-    if kind.format == "hdf5":
-        return hdf5.peek(path)
+    if kind.format in _OF_COLUMNS:
+        return _OF_COLUMNS[kind.format].peek(path)
     return record_files.peek(path, kind.format, kind.packed)
 
 
@@ -164,19 +163,15 @@ def read_instances(
             raise InputError(message)
         on_bad(message, count)
 
-    for item in _items(path):
+    kind = identify(path)
+    if kind.format in _OF_COLUMNS:
+        items = _OF_COLUMNS[kind.format].blocks(path)
+    else:
+        items = record_files.blocks(path, kind.format, kind.packed)
+    for item in items:
         if isinstance(item, Damage):
             report(f"{path}: {item.message}", item.lost)
             continue
         arrays = checked(path, item, vocab_size, report)
         if len(arrays.valid_lengths):
             yield arrays
-
-
-def _items(path: str) -> Iterator[RawBlock | Damage]:
-    kind = identify(path)
-    if kind.format == "npz":
-        return npz.blocks(path)
-    if kind.format == "hdf5":
-        return hdf5.blocks(path)
-    return record_files.blocks(path, kind.format, kind.packed)

@@ -67,8 +67,6 @@ class Damage(NamedTuple):
 class FileFacts(NamedTuple):
     """Figures of a file from its header or first record."""
 
-    format: str  # "npz", "hdf5", "tfrecord" or "ofrecord"
-    num_instances: int | None  # None where only reading the whole file would tell
     width: int  # tokens a row, padding included
     num_predictions: int  # masked positions a row, padding included
 

@@ -113,22 +113,15 @@ def dummy_batch(
     """A batch of random tokens without padding, for measuring speed (--dummy_data_len)."""
     predictions = min(max_predictions, length)
     order = np.argsort(rng.random((batch_size, length)), axis=1)[:, :predictions]
+    padding = ((0, 0), (0, max_predictions - predictions))
     segment_ids = np.zeros((batch_size, length), dtype=np.int32)
     segment_ids[:, length // 2 :] = 1
     return Batch(
         rng.integers(0, vocab_size, (batch_size, length), dtype=np.int32),
         segment_ids,
         np.full(batch_size, length, dtype=np.int32),
-        _fit_width(np.sort(order, axis=1), max_predictions),
-        _fit_width(rng.integers(0, vocab_size, (batch_size, predictions)), max_predictions),
-        _fit_width(np.ones((batch_size, predictions)), max_predictions).astype(np.float32),
+        np.pad(np.sort(order, axis=1).astype(np.int32), padding),
+        np.pad(rng.integers(0, vocab_size, (batch_size, predictions)).astype(np.int32), padding),
+        np.pad(np.ones((batch_size, predictions), dtype=np.float32), padding),
         rng.integers(0, 2, batch_size, dtype=np.int32),
     )
-
-
-def _fit_width(array: np.ndarray, width: int) -> np.ndarray:
-    """A new int32 array (B, width), cut or padded with 0."""
-    fitted = np.zeros((len(array), width), dtype=np.int32)
-    shared = min(width, array.shape[1])
-    fitted[:, :shared] = array[:, :shared]
-    return fitted

@@ -267,20 +267,28 @@ class _Walk:
         """
         a_start, a_length, b_start, b_length = chunks[1:5]
         row = np.flatnonzero(a_length + b_length > self._max_tokens)
-        difference = a_length[row] - b_length[row]
-        excess = a_length[row] + b_length[row] - self._max_tokens
-        longer_first = np.minimum(np.abs(difference), excess)  # until both halves are equal
-        rest = excess - longer_first
-        a_loss = np.where(difference > 0, longer_first, 0) + rest // 2
-        b_loss = np.where(difference > 0, 0, longer_first) + (rest + 1) // 2
+        kept = truncated_pairs(a_length[row], b_length[row], self._max_tokens)
         place = _chunk_place(number[row])
-        for start, length, loss, word in (
-            (a_start, a_length, a_loss, _CUT_A),
-            (b_start, b_length, b_loss, _CUT_B),
+        for start, length, rest, word in (
+            (a_start, a_length, kept[0], _CUT_A),
+            (b_start, b_length, kept[1], _CUT_B),
         ):
-            start[row] += ones_among(draw(keys[row], place + np.uint64(word)), loss)
-            length[row] -= loss
+            start[row] += ones_among(draw(keys[row], place + np.uint64(word)), length[row] - rest)
+            length[row] = rest
         return a_start, a_length, b_start, b_length
+
+
+def truncated_pairs(first: np.ndarray, second: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths, int64 (N,) both, of pairs cut to at most `most` tokens together: one token at a time from the
+    longer one, from the second where both are equal, as Google's code does for pretraining
+    (create_pretraining_data.py) and for classification (`_truncate_seq_pair` of run_classifier.py)."""
+    excess = np.maximum(first + second - most, 0)
+    from_longer = np.minimum(np.abs(first - second), excess)  # until both are equal
+    rest = excess - from_longer
+    first_is_longer = first > second
+    first_loss = np.where(first_is_longer, from_longer, 0) + rest // 2
+    second_loss = np.where(first_is_longer, 0, from_longer) + (rest + 1) // 2
+    return first - first_loss, second - second_loss
 
 
 def _chunk_place(number: np.ndarray) -> np.ndarray:

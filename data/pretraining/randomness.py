@@ -21,9 +21,9 @@ def epoch_key(seed: int, epoch: int, purpose: int = 0) -> int:
     return _mix_word(key ^ _mix_word(purpose * _GOLDEN)) if purpose else key
 
 
-def sample_keys(seed: int, epoch: int, indices: np.ndarray, purpose: int = 0) -> np.ndarray:
+def sample_keys(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """Keys, uint64 of the shape of `indices`, of the items `indices` (whole numbers) in an epoch."""
-    key = np.array([epoch_key(seed, epoch, purpose)], dtype=np.uint64)
+    key = np.array([epoch_key(seed, epoch)], dtype=np.uint64)
     return draw(key, indices.astype(np.uint64))
 
 

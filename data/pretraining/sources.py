@@ -187,8 +187,31 @@ class InstanceSource:
         return self._store.lengths
 
     def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
-        """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths."""
-        return padded_batch(self._store, indices, padded_length, self.columns(padded_length), self._pad_id)
+        """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths.
+
+        Raises ValueError if an instance does not fit in, InputError naming a file of the store that was cut
+        since the store was opened.
+        """
+        store = self._store
+        start, lengths = store.token_ends[indices], store.lengths[indices]
+        first = store.prediction_ends[indices]
+        counts = store.prediction_ends[indices + 1] - first
+        store.check()  # zeros in the place of these would be wrong places
+        if len(indices) and lengths.max() > padded_length:
+            raise ValueError(f"instances of up to {lengths.max()} tokens do not fit into {padded_length}")
+        tokens = places(start, lengths, padded_length)
+        predictions = places(first, counts, self.columns(padded_length))
+        batch = Batch(
+            padded(store.ids, tokens, np.int32, self._pad_id),
+            padded(store.segments, tokens, np.int32),
+            np.array(lengths, dtype=np.int32),
+            padded(store.positions, predictions, np.int32),
+            padded(store.masked_ids, predictions, np.int32),
+            padded(store.weights, predictions, np.float32),
+            store.labels[indices].astype(np.int32),
+        )
+        store.check()
+        return batch
 
     def columns(self, padded_length: int) -> int:
         """Prediction columns P of batches padded to `padded_length`: as many as its instances need.
@@ -196,37 +219,6 @@ class InstanceSource:
         A bucket's batches so have one shape, and those of short instances none of a long one's columns.
         """
         return int(self._predictions[min(padded_length, len(self._predictions) - 1)])
-
-
-def padded_batch(
-    store: InstanceStore, indices: np.ndarray, padded_length: int, num_predictions: int, pad_id: int
-) -> Batch:
-    """Rows of the store as a Batch of shapes (B, padded_length) and (B, num_predictions).
-
-    `indices` are integers of shape (B,). Raises ValueError if an instance does not fit in, InputError naming
-    a file of the store that was cut since the store was opened.
-    """
-    token_ends, prediction_ends = store.token_ends, store.prediction_ends
-    start, lengths, first = token_ends[indices], store.lengths[indices], prediction_ends[indices]
-    counts = prediction_ends[indices + 1] - first
-    store.check()  # zeros in the place of these would be wrong places
-    if len(indices) and (lengths.max() > padded_length or counts.max() > num_predictions):
-        raise ValueError(
-            f"instances of up to {lengths.max()} tokens and {counts.max()} predictions do not fit into "
-            f"{padded_length} and {num_predictions}"
-        )
-    tokens, predictions = places(start, lengths, padded_length), places(first, counts, num_predictions)
-    batch = Batch(
-        padded(store.ids, tokens, np.int32, pad_id),
-        padded(store.segments, tokens, np.int32),
-        np.array(lengths, dtype=np.int32),
-        padded(store.positions, predictions, np.int32),
-        padded(store.masked_ids, predictions, np.int32),
-        padded(store.weights, predictions, np.float32),
-        store.labels[indices].astype(np.int32),
-    )
-    store.check()
-    return batch
 
 
 def places(starts: np.ndarray, counts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:

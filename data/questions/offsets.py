@@ -10,7 +10,7 @@ import re
 import sys
 import unicodedata
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Callable, Sequence
 
 import numpy as np
@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
 from base.errors import InputError
-from data.text.corpus import UNKNOWN
+from data.text.sentences import UNKNOWN
 from data.tokenizing.sentencepiece_tokenizer import load_processor
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
@@ -90,7 +90,9 @@ class OffsetEncoder:
         counts = np.fromiter(map(len, chain.from_iterable(looked_up)), np.int64) // _ROW_BYTES
         rows = np.frombuffer(b"".join(chain.from_iterable(looked_up)), dtype=np.int32).reshape(-1, 3)
         words = np.array([len(each) for each in looked_up], dtype=np.int64)
-        places = np.repeat(_places_of_words(parts, words), counts)
+        # The first character of each word in its text
+        starts = (list(accumulate(map(len, each), initial=0))[:-1:2] for each in parts)
+        places = np.repeat(np.fromiter(chain.from_iterable(starts), np.int64), counts)
         bounds = np.concatenate([[0], np.cumsum(counts)])[np.concatenate([[0], np.cumsum(words)])]
         return Tokens(
             np.ascontiguousarray(rows[:, 0]),
@@ -98,17 +100,6 @@ class OffsetEncoder:
             (rows[:, 2] + places).astype(np.int32),
             bounds,
         )
-
-
-def _places_of_words(parts: list[list[str]], words: np.ndarray) -> np.ndarray:
-    """The first character of each word in its text, int64 (sum of words,)."""
-    lengths = np.fromiter(map(len, chain.from_iterable(parts)), np.int64)
-    before = np.cumsum(lengths) - lengths  # in all texts together
-    firsts = np.concatenate([[0], np.cumsum(2 * words - 1)])[:-1]  # parts of a text: words and gaps
-    is_word = np.ones(len(lengths), dtype=bool)
-    of_text = np.repeat(np.arange(len(words)), 2 * words - 1)
-    is_word[(np.arange(len(lengths)) - firsts[of_text]) % 2 == 1] = False
-    return (before - before[firsts][of_text])[is_word]
 
 
 class _WordPieces:

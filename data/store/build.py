@@ -24,7 +24,7 @@ import numpy as np
 from base.errors import InputError
 from base.files import is_temporary, sync_directory
 from base.locks import locked
-from base.progress import Progress, Silent
+from base.progress import SILENT, Progress
 from base.workers import WorkerCrash, in_order
 from data.store.columns import SHARD_BYTES, Column, ColumnWriter, check_sums
 from data.store.manifest import MANIFEST, as_json, read_json, sealed, write_json
@@ -105,13 +105,10 @@ class BuildPlan:
     shard_bytes: int = SHARD_BYTES
 
 
-def build_columns(
-    directory: str, plan: BuildPlan, num_workers: int, progress: Progress | None = None
-) -> None:
+def build_columns(directory: str, plan: BuildPlan, num_workers: int, progress: Progress = SILENT) -> None:
     """Builds the columns of `plan` in `directory`, with `num_workers` processes (in this one if the input is
     small). On the way it takes twice the disk space of the result. Waits, returns and raises as
     `make_directory`; a crashed worker leaves what is unfinished, too."""
-    reporter = progress if progress is not None else Silent()
     # Folders of units have numbers, so it must be the same division of the input.
     division = hashlib.sha256()
     units = plan.units()
@@ -126,7 +123,7 @@ def build_columns(
             for column in plan.columns:
                 if column.ends_of is not None:
                     writers[column.name].append(np.zeros(1, dtype=np.int64))
-            counts, messages = _append_units(writers, partial, plan, units, num_workers, reporter)
+            counts, messages = _append_units(writers, partial, plan, units, num_workers, progress)
             more = plan.check(counts, _rows(plan, writers)) if plan.check is not None else None
             content = {
                 **plan.manifest,
@@ -146,7 +143,7 @@ def build_columns(
                 raise _disk_full(partial, units, error) from error
             raise
 
-    make_directory(directory, identity, make, reporter, label)
+    make_directory(directory, identity, make, progress, label)
 
 
 def make_directory(

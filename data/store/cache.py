@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 from base.errors import InputError
 from base.files import sha256_of_all
 from base.locks import locked
-from base.progress import Progress, Silent
+from base.progress import SILENT, Progress
 from data.store.build import BuildPlan, build_columns
 from data.store.columns import check_sums
 from data.store.manifest import MANIFEST, read_json, write_json
@@ -48,14 +48,13 @@ class SourceFile(NamedTuple):
 
 
 def describe_sources(
-    paths: Sequence[str], cache_dir: str | None = None, progress: Progress | None = None
+    paths: Sequence[str], cache_dir: str | None = None, progress: Progress = SILENT
 ) -> list[SourceFile]:
     """The files with their sizes and checksums.
 
     With `cache_dir`, checksums are remembered there (hashes.json) by path, size, time and inode, so that the
     next start need not read a corpus again. Raises InputError for a file that cannot be read.
     """
-    reporter = progress if progress is not None else Silent()
     memo_path = os.path.join(cache_dir, _HASHES) if cache_dir is not None else None
     memo = read_json(memo_path) if memo_path is not None else {}
     try:
@@ -65,15 +64,15 @@ def describe_sources(
         missing = [index for index, checksum in enumerate(known) if checksum is None]
         if missing:
             total = sum(facts[index][0] for index in missing)
-            reporter.begin("computing checksums", total)
+            progress.begin("computing checksums", total)
             try:
                 done = 0
                 for index, checksum in zip(missing, sha256_of_all([paths[index] for index in missing])):
                     known[index] = checksum
                     done += facts[index][0]
-                    reporter.update(done, {})
+                    progress.update(done, {})
             finally:
-                reporter.end()
+                progress.end()
         fresh = {
             keys[index]: [*facts[index], known[index]]
             for index in missing
@@ -100,14 +99,13 @@ def open_or_build(
     plan: BuildPlan,
     opens: Callable[[str], Opened],
     num_workers: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Opened:
     """Result of `opens` for the directory of this plan's identity, built where that is missing or damaged.
 
     `opens` raises InputError for damage. Any number of processes and hosts may call this at once: one builds,
     the others wait.
     """
-    reporter = progress if progress is not None else Silent()
     key = hashlib.sha256(json.dumps(plan.identity, sort_keys=True).encode("utf-8")).hexdigest()
     directory = os.path.join(cache_dir, f"{prefix}-{key[:32]}")
     if os.path.isdir(directory):
@@ -115,7 +113,7 @@ def open_or_build(
             return opens(directory)
         except InputError:
             with locked(
-                f"{directory}.repair", lambda: reporter.note(f"waiting for the repair of {directory}")
+                f"{directory}.repair", lambda: progress.note(f"waiting for the repair of {directory}")
             ):
                 _discard_damaged(directory, opens)
     build_columns(directory, plan, num_workers, progress)

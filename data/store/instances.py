@@ -16,7 +16,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
-from base.progress import Progress
+from base.progress import SILENT, Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
@@ -288,7 +288,7 @@ def instance_store_plan(
     vocab_size: int,
     skip_bad_records: bool = False,
     cache_dir: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> BuildPlan:
     """The converting of files of instances, of any formats, into a store.
 
@@ -330,7 +330,7 @@ def cached_instances(
     cache_dir: str,
     num_workers: int = 1,
     skip_bad_records: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> InstanceStore:
     """The store of these files under `cache_dir`, built if it is not there; a damaged one is built again.
 

@@ -16,7 +16,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
-from base.progress import Progress
+from base.progress import SILENT, Progress
 from data.options import TextConfig
 from data.store.build import BuildPlan, Part, Skipped
 from data.store.cache import (
@@ -28,7 +28,8 @@ from data.store.cache import (
 from data.store.columns import Column, map_columns
 from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
-from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
+from data.text.corpus import TextUnit, read_unit, text_units
+from data.text.sentences import UNKNOWN
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
 
@@ -115,7 +116,7 @@ def token_store_plan(
     settings: TokenizerSettings,
     text: TextConfig = TextConfig(),
     cache_dir: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> BuildPlan:
     """The tokenizing of text files into a store; its `identity` is all that decides what the store holds.
 
@@ -173,7 +174,7 @@ def cached_store(
     cache_dir: str,
     num_workers: int = 1,
     text: TextConfig = TextConfig(),
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> TokenStore:
     """The store of these texts under `cache_dir`, built if it is not there.
 
@@ -249,9 +250,6 @@ class TokenizeUnit:
     def __init__(self, settings: TokenizerSettings, text: TextConfig) -> None:
         self._settings, self._text = settings, text
         self._tokenizer: Tokenizer | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_settings": self._settings, "_text": self._text, "_tokenizer": None}
 
     def __call__(self, unit: TextUnit, part: Part) -> dict[str, Any]:
         if self._tokenizer is None:

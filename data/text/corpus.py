@@ -12,17 +12,7 @@ from base.errors import InputError
 from data.options import TextConfig
 from data.text.formats import BOOKS, DOC, JSON, LINES, border, detect_format, paragraphs
 from data.text.lines import Problems, is_packed, line_blocks, open_text
-from data.text.sentences import UNKNOWN, split_sentences
-
-__all__ = [
-    "UNKNOWN",
-    "TextUnit",
-    "documents",
-    "expand_inputs",
-    "read_unit",
-    "sentences",
-    "text_units",
-]
+from data.text.sentences import split_sentences
 
 MAX_SENTENCE_BYTES = 1 << 20  # of a line that is one sentence
 MAX_PARAGRAPH_BYTES = 1 << 24  # of a line that is a paragraph, or a whole document in JSON

@@ -173,7 +173,8 @@ def _of_wikitext(blocks: Blocks) -> Iterator[str | None]:
             blank_before = not line
             if line:
                 inside = True
-                yield _readable(line)
+                line = _SPLIT_SIGN.sub(r"\1", line) if "@" in line else line
+                yield line.replace("<unk>", UNKNOWN)
     if inside:
         yield None
 
@@ -266,19 +267,9 @@ def _json_value(line: str | bytes) -> Any:
     """Content of a JSON line with all numbers as None, or None if it is no JSON."""
     try:
         # Numbers are not wanted, and some releases of Python take quadratic time for long ones.
-        return json.loads(line, parse_int=_ignored, parse_float=_ignored)
+        return json.loads(line, parse_int=lambda _: None, parse_float=lambda _: None)
     except (ValueError, RecursionError):
         return None
-
-
-def _ignored(_: str) -> None:
-    return None
-
-
-def _readable(line: str) -> str:
-    if "@" in line:
-        line = _SPLIT_SIGN.sub(r"\1", line)
-    return line.replace("<unk>", UNKNOWN)
 
 
 def _not_closed(problems: Problems, opened: tuple[int, int]) -> None:

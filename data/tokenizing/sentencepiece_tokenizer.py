@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.errors import InputError
-from data.text.corpus import UNKNOWN
+from data.text.sentences import UNKNOWN
 from data.tokenizing.vocab import Vocabulary, vocabulary_from_pieces
 from data.tokenizing.wordpiece import WordTable, bert_normalizer, without_surrogates
 
@@ -146,7 +146,7 @@ class SentencePieceTokenizer:
 
     `nbest` 0 or 1 takes the best segmentation. Above 1 it samples from the `nbest` best, below 0 from all,
     with inverse temperature `alpha`. What is sampled depends on `seed`, the `stream` of the call and its
-    lines only. A basic token that has data.text.corpus.UNKNOWN becomes the unknown piece, as in WordPiece.
+    lines only. A basic token that has data.text.sentences.UNKNOWN becomes the unknown piece, as in WordPiece.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from data.text.corpus import UNKNOWN
+from data.text.sentences import UNKNOWN
 from data.tokenizing.vocab import Vocabulary
 
 # str.split() also splits at these, which BERT's cleaning removes as control characters; they join words.
@@ -22,8 +22,6 @@ NOT_BETWEEN_WORDS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 GENERATION_WORDS = 1 << 17
 MAX_KEPT_CHARS = 64  # longer words hardly ever come back
 
-_BLOCK_LINES = 512
-_BLOCK_CHARS = 1 << 18
 _ID_BYTES = 4
 
 
@@ -52,16 +50,10 @@ class WordTable:
 
     def encode(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, int32 (tokens,), and where each line ends in them, int64 (lines,)."""
-        encoded: list[bytes] = []
-        lengths: list[int] = []
-        for block in _blocks(lines):
-            parts = self._encode_block(block)
-            lengths.extend(map(len, parts))
-            encoded.append(b"".join(parts))
-        ends = np.cumsum(np.array(lengths, dtype=np.int64)) // _ID_BYTES
-        return np.frombuffer(b"".join(encoded), dtype=np.int32), ends
-
-    def _encode_block(self, lines: list[str]) -> list[bytes]:
+        text = "\n".join(lines)
+        for character in NOT_BETWEEN_WORDS:
+            if character in text:
+                lines = [line.replace(character, "") for line in lines]
         look_up, join = self._young.__getitem__, b"".join
         parts: list[bytes] = []
         unfinished: list[int] = []
@@ -78,7 +70,8 @@ class WordTable:
                     [fresh[word] if word in fresh else look_up(word) for word in lines[index].split()]
                 )
             self._keep(fresh)
-        return parts
+        ends = np.cumsum(np.array([len(part) for part in parts], dtype=np.int64)) // _ID_BYTES
+        return np.frombuffer(join(parts), dtype=np.int32), ends
 
     def _fresh(self, lines: Iterator[str]) -> dict[str, bytes]:
         """The ids of those words of the lines that are not in the young generation."""
@@ -103,23 +96,6 @@ def lists_of(ids: np.ndarray, ends: np.ndarray) -> list[list[int]]:
     """One list of ids for each line, of what a tokenizer's `encode` returns."""
     flat, borders = ids.tolist(), [0, *ends.tolist()]
     return [flat[start:end] for start, end in zip(borders, borders[1:])]
-
-
-def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
-    """The lines in blocks of bounded size, without the characters that only str.split() takes for spaces."""
-    start = 0
-    while start < len(lines):
-        end, chars = start, 0
-        while end < len(lines) and end - start < _BLOCK_LINES and chars < _BLOCK_CHARS:
-            chars += len(lines[end])
-            end += 1
-        block = list(lines[start:end])
-        text = "\n".join(block)
-        for character in NOT_BETWEEN_WORDS:
-            if character in text:
-                block = [line.replace(character, "") for line in block]
-        yield block
-        start = end
 
 
 MAX_CHARS_PER_WORD = 200  # longer words become [UNK], as in Google's code

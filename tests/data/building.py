@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from base.errors import InputError
+from base.progress import SILENT
 from data.store.build import BuildPlan, build_columns
 from data.store.columns import Column
 
@@ -105,7 +106,7 @@ def expected(num_units):
 def build(directory, num_units, num_workers, work=None, size=100_000, **options):
     """`size` 100,000 makes ten units too large to be worked on in the process itself."""
     identity = {"units": num_units, "key": options.pop("key", "")}
-    progress = options.pop("progress", None)
+    progress = options.pop("progress", SILENT)
     units = [NumberUnit(number, size) for number in range(num_units)]
     plan = BuildPlan(
         COLUMNS,

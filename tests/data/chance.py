@@ -19,29 +19,12 @@ def chi_square_p(counts, shares):
     return upper_tail(float(((counts - expected) ** 2 / expected).sum()), len(counts) - 1)
 
 
-def same_distribution_p(left, right):
-    """The same for two rows of counts of the same classes: do they come from one distribution?
-
-    Classes are joined with their right neighbour until both together hold 20.
-    """
-    table, joined = [], np.zeros(2)
-    for pair in zip(left, right):
-        joined = joined + pair
-        if joined.sum() >= 20:
-            table.append(joined)
-            joined = np.zeros(2)
-    table[-1] = table[-1] + joined
-    observed = np.array(table).T
-    expected = observed.sum(axis=1, keepdims=True) * observed.sum(axis=0) / observed.sum()
-    return upper_tail(float(((observed - expected) ** 2 / expected).sum()), len(table) - 1)
-
-
 def permutation_p(left, right, rounds=4000):
     """The same for rows of counts, each row an independent trial: are the trials' distributions the same?
 
     What is counted within a trial may depend on each other (a document draws one target length for all its
-    pairs). Under the hypothesis it does not matter which trials are called left: the statistic of
-    `same_distribution_p` is compared with that of random divisions (Fisher's permutation test).
+    pairs). Under the hypothesis it does not matter which trials are called left: Pearson's statistic of their
+    sums is compared with that of random divisions (Fisher's permutation test).
     """
     trials = np.concatenate([left, right]).astype(float)
     trials = trials[:, trials.sum(axis=0) > 0]
@@ -86,18 +69,3 @@ def upper_tail(statistic, degrees):
         if abs(d * c - 1) < 1e-14:
             break
     return scale * fraction
-
-
-def kolmogorov_p(left, right):
-    """Two-sample Kolmogorov-Smirnov test (asymptotic series; on the safe side where values are tied)."""
-    left, right = np.sort(left), np.sort(right)
-    values = np.union1d(left, right)
-    distance = np.abs(
-        np.searchsorted(left, values, side="right") / len(left)
-        - np.searchsorted(right, values, side="right") / len(right)
-    ).max()
-    scaled = distance * math.sqrt(len(left) * len(right) / (len(left) + len(right)))
-    if scaled < 0.2:
-        return 1.0
-    terms = ((-1) ** (k - 1) * math.exp(-2 * k * k * scaled * scaled) for k in range(1, 101))
-    return min(1.0, 2 * sum(terms))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from base.progress import SILENT
 from data.store.build import build_columns
 from data.store.instances import instance_store_plan
 from tests.data.formats.samples import (
@@ -21,7 +22,7 @@ VOCAB_SIZE = 30000
 FILE_FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
 
 
-def build_instances(paths, vocab_size, directory, num_workers=1, skip_bad_records=False, progress=None):
+def build_instances(paths, vocab_size, directory, num_workers=1, skip_bad_records=False, progress=SILENT):
     """A store at `directory`, not yet opened."""
     plan = instance_store_plan(paths, vocab_size, skip_bad_records)
     build_columns(directory, plan, num_workers, progress)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from base.progress import Silent
+from base.progress import SILENT
 from data.opening import TEXT, DataFiles, open_data
 from data.options import BatchingConfig, DataConfig, MaskingConfig, TokenizerConfig
 from data.pretraining.batches import (
@@ -168,20 +168,6 @@ def test_every_epoch_pairs_and_masks_anew(source):
     assert len(epochs[0] & epochs[1]) < 0.02 * len(epochs[0])
 
 
-def test_the_mask_alone_changes_with_the_epoch(source):
-    one, two = (source.collate(0, epoch, np.arange(50), 64) for epoch in (0, 1))
-    assert same(one, source.collate(0, 0, np.arange(50), 64))
-    assert not np.array_equal(one.masked_positions, two.masked_positions)
-
-
-def test_the_same_seed_gives_the_same_batches_in_a_new_process_and_another_seed_others(store, vocab):
-    def some(seed):
-        return take(make(TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10)), seed=seed), 10)
-
-    assert all(same(one, two) for one, two in zip(some(3), some(3)))
-    assert not all(same(one, two) for one, two in zip(some(3), some(4)))
-
-
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_seeking_equals_iterating_across_epochs(source, num_workers):
     batches = make(source, rank=1, world_size=2)
@@ -330,15 +316,6 @@ def test_padding_is_below_5_percent(whole_corpus, length, batch_size, use_avg_le
     assert padding_share(whole_corpus, length, batch_size, use_avg_len, 1) > 0.075, "what buckets are for"
 
 
-@pytest.mark.parametrize("length", [128, 512])
-def test_padding_of_wikitext_is_below_5_percent_with_ten_buckets(wikitext, vocab, tmp_path, length):
-    directory = str(tmp_path / "store")
-    build_store([wikitext], TokenizerSettings(vocab), directory)
-    store = TokenStore.open(directory)
-    assert padding_share(store, length, 8192, True, 10) < 0.05
-    assert padding_share(store, length, 16, False, 10) < 0.05
-
-
 def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded, vocab, sp_model, tmp_path):
     text = str(embedded / "corpus" / "eval.txt")
 
@@ -347,7 +324,7 @@ def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded
         cache = tmp_path / words.kind
         masking = MaskingConfig(64, 0.1, 0.15, 10)
         config = DataConfig(cache_dir=str(cache), tokenizer=tokenizer, masking=masking)
-        opened = open_data(DataFiles(TEXT, (text,)), config, words, len(words), 1, Silent())
+        opened = open_data(DataFiles(TEXT, (text,)), config, words, len(words), 1, SILENT)
         assert opened.tokens.num_documents > 5
         assert all(len(opened.source.lengths(0, epoch)) > 20 for epoch in (0, 1, 10))
         return [TokenStore.open(str(path)) for path in cache.glob("tokens-*") if path.is_dir()]

@@ -98,19 +98,6 @@ def test_a_key_shuffles_samples_over_blocks_and_blocks_over_the_epoch():
     assert 70 < alike < 130, "blocks of the buckets alternate: a third of 299 follow one of their own"
 
 
-def test_keys_give_different_orders_and_the_same_key_the_same():
-    lengths = np.random.default_rng(0).integers(5, 65, 5000)
-    one, two, three = (epoch_order(lengths, (32, 64), (4, 4), key) for key in (11, 11, 12))
-    assert np.array_equal(one.samples, two.samples) and np.array_equal(one.blocks, two.blocks)
-    assert (one.samples == three.samples).mean() < 0.01
-    assert (one.blocks == three.blocks).mean() < 0.05
-
-
-def test_memory_is_four_bytes_a_sample_and_a_block():
-    order = epoch_order(np.full(10_000, 8, dtype=np.uint16), (8,), (10,), 3)
-    assert order.nbytes == 4 * 10_000 + 4 * 1000
-
-
 def test_counts_of_lengths_are_right_across_chunks():
     lengths = np.random.default_rng(2).integers(5, 129, (1 << 20) + 17).astype(np.uint16)
     assert length_counts(lengths).tolist() == np.bincount(lengths).tolist()

@@ -16,7 +16,7 @@ import pytest
 import base.files
 from base.errors import InputError
 from base.locks import locked
-from base.progress import Silent
+from base.progress import SILENT
 from base.workers import WorkerCrash
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
 from data.store.columns import map_columns
@@ -264,10 +264,10 @@ def test_an_error_of_the_system_inside_keeps_what_is_outside(tmp_path):
             Path(store, UNFINISHED, "an hour's work").touch()
             raise OSError(errno.ESTALE, "Stale file handle")
 
-        make_directory(os.path.join(partial, UNFINISHED, "store"), {"is": "inner"}, inner, Silent())
+        make_directory(os.path.join(partial, UNFINISHED, "store"), {"is": "inner"}, inner, SILENT)
 
     with pytest.raises(InputError, match="Stale file handle"):
-        make_directory(str(tmp_path / "out"), {"is": "outer"}, outer, Silent())
+        make_directory(str(tmp_path / "out"), {"is": "outer"}, outer, SILENT)
     assert list(tmp_path.glob("out.partial/*/store.partial/*/an hour's work"))
 
 

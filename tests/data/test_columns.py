@@ -130,25 +130,6 @@ def test_shards_must_be_whole_pages(tmp_path):
         ColumnWriter(str(tmp_path), Column("x", "<i8"), PAGE + 8)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove", "directory"])
-def test_damage_is_an_input_error_naming_the_file(tmp_path, place, damage):
-    described = write(tmp_path, np.arange(3 * PAGE // 8 - 3))
-    path = tmp_path / described["shards"][place]["file"]
-    data = bytearray(path.read_bytes())
-    path.unlink()
-    if damage == "flip":
-        data[len(data) // 2] ^= 4
-        path.write_bytes(data)
-    elif damage == "directory":
-        path.mkdir()
-    elif damage != "remove":
-        path.write_bytes(data[:-8] if damage == "cut" else data + b"12345678")
-    with pytest.raises(InputError) as caught:
-        read(tmp_path, described)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "lie",
     [

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.options import MaskingConfig
-from data.pretraining.masks import mask
 from data.store.entropy import entropy, loss_without_context, token_counts
 from data.store.tokens import cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
@@ -52,26 +50,6 @@ def test_the_loss_without_context_by_enumeration(known):
     used = text > 0
     assert text.sum() == pytest.approx(1)
     assert loss_without_context(counts, known) == pytest.approx(-(text[used] * np.log(given[used])).sum())
-
-
-def test_the_loss_without_context_is_the_best_that_looking_at_masked_places_allows(embedded, vocab, tmp_path):
-    """On what the masking makes of a text, the best probabilities reach it, and token frequencies do not."""
-    store = cached_store([str(embedded / "corpus" / "eval.txt")], TokenizerSettings(vocab), str(tmp_path))
-    rows = store.ids[: store.num_tokens // 32 * 32].reshape(-1, 32).astype(np.int32)
-    rows = np.tile(rows, (200, 1))
-    keys = np.arange(len(rows), dtype=np.uint64)
-    corrupted, positions, ids, weights = mask(
-        rows, np.full(len(rows), 32, np.int32), keys, vocab, MaskingConfig(), 5
-    )
-    target = ids[weights > 0]
-    seen = np.take_along_axis(corrupted, positions, 1)[weights > 0]
-    size = len(vocab)
-    share = token_counts(store) / store.num_tokens
-    kept = share[target] * (target == seen) + share[target] / size
-    model = np.where(seen == vocab.mask_id, share[target], kept / (share[seen] + 1 / size))
-    floor, unigram = loss_without_context(token_counts(store)), entropy(share)
-    assert -np.log(model).mean() == pytest.approx(floor, abs=0.02)
-    assert floor < unigram - 0.4 and -np.log(share[target]).mean() == pytest.approx(unigram, abs=0.02)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from base.errors import InputError
 from base.files import sha256_of
 from data.export import CopiesConfig, FileConfig, Rows, export, text_rows
-from data.formats.read import peek
+from data.formats.read import identify, peek
 from data.formats.records import PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import InstanceSource
@@ -84,8 +84,7 @@ def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exp
     assert (first.positions == store.positions).all() and (first.weights == store.weights).all()
     assert store.width == 48 and store.prediction_width == 8
     for path, described in zip(paths, store.sources):
-        facts = peek(path)
-        assert (facts.format, facts.width, facts.num_predictions) == (kind, 48, 8)
+        assert (identify(path).format, *peek(path)) == (kind, 48, 8)
         assert abs(described["instances"] - count / len(paths)) < 1
 
 

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, pairs_of_document, read_documents
+from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
-from tests.data.chance import UNLIKELY, chi_square_p, kolmogorov_p, permutation_p, same_distribution_p
+from tests.data.chance import UNLIKELY, chi_square_p, permutation_p
 
 EPOCHS = 10
 
@@ -85,29 +85,6 @@ def test_distributions_are_the_same(both, column, name):
         for side in both
     )
     assert permutation_p(ours, theirs) > 1e-3, name
-
-
-@pytest.mark.parametrize("length", [64, 128])
-def test_without_short_targets_every_length_is_as_frequent(store, vocab, length):
-    """Then pairs hardly depend on each other, and the sharper tests over single pairs apply."""
-    source = TextSource(store, vocab, MaskingConfig(length, 0.0, 0.15, 12))
-    documents = as_documents(store, vocab)
-    ours = np.concatenate([source.lengths(2, epoch) for epoch in range(EPOCHS)])
-    theirs = np.array(
-        [
-            len(a) + len(b) + 3
-            for epoch in range(EPOCHS)
-            for number in range(len(documents))
-            for a, b, _ in pairs_of_document(
-                documents, number, length, 0.0, random.Random(f"{epoch} {number}")
-            )
-        ]
-    )
-    assert abs(len(ours) / len(theirs) - 1) < 0.02
-    assert (
-        same_distribution_p(np.bincount(ours, minlength=129), np.bincount(theirs, minlength=129)) > UNLIKELY
-    )
-    assert kolmogorov_p(ours, theirs) > UNLIKELY
 
 
 def test_rates_of_masks_and_of_random_next_sentences_are_the_same(both):

@@ -10,7 +10,7 @@ import pytest
 import data.pretraining.pairs
 from base.errors import InputError
 from data.pretraining.pairs import pair_plan
-from data.pretraining.randomness import draw, ones_among
+from data.pretraining.randomness import draw
 from data.store.tokens import TokenStore
 
 
@@ -138,32 +138,6 @@ def test_a_huge_document_among_small_ones():
     reference = reference_pairs(as_lists(store), 16, 0.0, lambda d: OneDocumentsWords(99, d))
     assert rows(pairs) == [(a[0], len(a), b[0], len(b), r) for a, b, r in reference]
     assert len(pairs.a_start) > 2048
-
-
-def test_bits_for_cutting_are_counted_over_any_number_of_words():
-    keys = draw(np.array([5], dtype=np.uint64), np.arange(9, dtype=np.uint64))
-    counts = np.array([0, 1, 63, 64, 65, 128, 1000, 0, 5])
-    expected = []
-    for key, count in zip(keys, counts):
-        bits = [word(key, at // 64) >> at % 64 & 1 for at in range(count)]
-        expected.append(sum(bits))
-    assert ones_among(keys, counts).tolist() == expected
-    assert ones_among(keys[:4], counts[:4]).tolist() == expected[:4]
-
-
-def test_without_cuts_every_token_is_used_once_as_a_or_as_its_true_next():
-    store = make_store([[3, 2, 4], [5], [1, 1, 1, 1, 6], [2, 2]])
-    for key in range(200):
-        pairs = pair_plan(store, 512, 0.0, key)
-        used = [np.arange(row[0], row[0] + row[1]) for row in rows(pairs)]
-        used += [np.arange(row[2], row[2] + row[3]) for row in rows(pairs) if not row[4]]
-        assert np.sort(np.concatenate(used)).tolist() == list(range(store.num_tokens))
-
-
-def test_the_same_key_gives_the_same_plan_and_another_an_independent_one(store):
-    one, two, three = (pair_plan(store, 64, 0.1, key) for key in (7, 7, 8))
-    assert all(np.array_equal(left, right) for left, right in zip(one, two))
-    assert len(set(rows(one)) & set(rows(three))) < 0.1 * len(one.a_start)
 
 
 def test_one_document_is_an_input_error():

@@ -198,16 +198,6 @@ def test_a_row_does_not_depend_on_its_batch(whole_words):
         assert all((one[0] == all_rows[row]).all() for one, all_rows in zip(alone[1:], whole[1:]))
 
 
-def test_keys_and_draws_look_independent():
-    keys = sample_keys(0, 0, np.arange(20_000))
-    assert len({*keys.tolist(), *sample_keys(0, 1, np.arange(20_000)).tolist()}) == 40_000
-    words = draw(keys[:, None], np.arange(4, dtype=np.uint64)[None, :])
-    bits = np.unpackbits(words.view(np.uint8)).reshape(20_000, 256).astype(float)
-    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.02
-    correlation = np.corrcoef(bits.T) - np.eye(256)
-    assert np.abs(correlation).max() < 0.04
-
-
 def test_draw_is_splitmix64():
     """The first outputs of the reference generator (Vigna's splitmix64.c) seeded with 1234567."""
     words = draw(np.array([1234567], dtype=np.uint64), np.arange(3, dtype=np.uint64))

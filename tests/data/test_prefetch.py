@@ -18,7 +18,7 @@ def slow_squares(count, delays=(0.004, 0.0, 0.002)):
 
 
 def prefetch_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch-")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch_")]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])

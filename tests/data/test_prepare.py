@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from base.progress import Printed
-from data.formats.read import peek, read_instances
+from data.formats.read import identify, peek, read_instances
 from data.prepare import main
 from data.store.tokens import TokenStore
 from tests.processes import run_command, start_command
@@ -150,8 +150,8 @@ def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, c
     names = [name for name in sorted(os.listdir(tmp_path / "one")) if name != "manifest.json"]
     assert len(names) > 1
     for name in names:
-        facts = peek(str(tmp_path / "one" / name))
-        assert facts.format == "ofrecord" and facts.width == 64
+        path = str(tmp_path / "one" / name)
+        assert identify(path).format == "ofrecord" and peek(path).width == 64
         one, two = (list(read_instances(str(tmp_path / which / name), 2000)) for which in ("one", "two"))
         for first, second in zip(one, two):
             assert all(np.array_equal(a, b) for a, b in zip(first, second))

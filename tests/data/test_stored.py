@@ -89,11 +89,6 @@ def test_files_with_bad_instances_only_are_refused(tmp_path):
     assert os.listdir(tmp_path) == ["a.npz"]
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="cannot read .*nowhere.npz"):
-        cached_instances([str(tmp_path / "nowhere.npz")], VOCAB_SIZE, str(tmp_path / "cache"))
-
-
 CHILD = """
 import sys
 from base.progress import Printed

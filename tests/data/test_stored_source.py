@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.pretraining.sources import Batch, InstanceSource, padded_batch
+from data.pretraining.sources import Batch, InstanceSource
 from data.store.instances import InstanceStore
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, build_instances, files_of, save
@@ -114,7 +114,5 @@ def test_instances_without_predictions(tmp_path):
 
 def test_instances_that_do_not_fit_are_an_error(three_files):
     store, _ = three_files
-    with pytest.raises(ValueError, match="do not fit into 23 and 4"):
-        padded_batch(store, np.array([0]), 23, 4, 0)
-    with pytest.raises(ValueError, match="do not fit into 24 and 3"):
-        padded_batch(store, np.array([0]), 24, 3, 0)
+    with pytest.raises(ValueError, match="of up to 24 tokens do not fit into 23"):
+        InstanceSource(store).collate(0, 0, np.array([0]), 23)

@@ -7,8 +7,9 @@ import pytest
 
 from base.errors import InputError
 from data.options import TextConfig
-from data.text.corpus import UNKNOWN, documents, sentences, text_units
+from data.text.corpus import documents, sentences, text_units
 from data.text.formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
+from data.text.sentences import UNKNOWN
 from tests.data.wikitext import DOCUMENTS
 
 

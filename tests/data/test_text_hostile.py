@@ -67,14 +67,6 @@ def test_a_bad_line_is_named_or_left_out_alone(tmp_path, form, bad):
     assert messages == [message.split(";")[0]]
 
 
-@pytest.mark.parametrize("text_format", ["auto", "lines", "books", "wikitext", "wikiextractor"])
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_utf16_is_named_at_its_first_line(tmp_path, text_format, encoding):
-    path = write(tmp_path / "text", "Zeile eins\nZeile zwei\n".encode(encoding))
-    message = strict_error(path, TextConfig(text_format))
-    assert message.startswith(f"{path}, line 1: ") and "iconv" in message
-
-
 def test_thousands_of_bad_lines_are_counted_with_their_numbers(tmp_path):
     content = b"".join(b"good\n" * (i % 3) + b"bad\xff\n" for i in range(5000))
     path = write(tmp_path / "text", content)

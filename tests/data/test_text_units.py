@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from data.options import TextConfig
-from data.text.corpus import documents, expand_inputs, read_unit, sentences, text_units
-from tests.data.wikitext import DOCUMENTS
+from data.text.corpus import expand_inputs, read_unit, sentences, text_units
 
 try:
     from compression import zstd
@@ -219,17 +218,6 @@ def test_a_file_cut_short_while_it_is_read(tmp_path):
     os.truncate(path, 2000)
     with pytest.raises(InputError, match="became shorter"):
         list(read_unit(last))
-
-
-def test_real_wikitext_in_parts(wikitext):
-    whole = in_one([wikitext], TextConfig())
-    assert whole[1] == []
-    for unit_bytes in (5_000, 100_000):
-        assert in_units([wikitext], TextConfig(), unit_bytes) == whole
-    lines = in_one([wikitext], TextConfig("lines"))
-    for unit_bytes in (999, 1 << 20):
-        assert in_units([wikitext], TextConfig("lines"), unit_bytes) == lines
-    assert len(list(documents([wikitext]))) == DOCUMENTS
 
 
 def test_directories_stand_for_the_files_below_them(tmp_path):

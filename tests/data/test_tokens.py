@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ from base.progress import Silent
 from data.options import TextConfig
 from data.store.tokens import TokenizeUnit, TokenStore, cached_store, is_store
 from data.text.corpus import documents, text_units
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import vocabulary_from_tokens
 from data.tokenizing.wordpiece import WordPieceTokenizer, lists_of
@@ -68,13 +66,6 @@ def test_where_batches_end_makes_no_difference(settings, tmp_path, lines, monkey
     build_store([str(path)], settings, str(tmp_path / "small"))
     large, small = (TokenStore.open(str(tmp_path / name)) for name in ("large", "small"))
     assert stored_documents(large) == stored_documents(small) and large.num_documents > 20
-
-
-def test_packed_text_makes_the_same_store(text, settings, tmp_path):
-    packed = tmp_path / "text.gz"
-    packed.write_bytes(gzip.compress(Path(text).read_bytes()))
-    one, other = (cached_store([each], settings, str(tmp_path), 2) for each in (text, str(packed)))
-    assert stored_documents(one) == stored_documents(other) and one.directory != other.directory
 
 
 def test_sentences_and_documents_without_tokens_are_left_out(text, settings, tmp_path):
@@ -202,16 +193,3 @@ def test_ids_outside_the_vocabulary_are_refused(text, vocab):
 
     with pytest.raises(InputError, match="outside the vocabulary of 2000"):
         TokenizeUnit(Settings(), TextConfig())(text_units([text])[0], Part())
-
-
-def test_what_is_sampled_depends_on_seed_and_place_alone(embedded, sp_model, tmp_path):
-    """SentencePiece with --sp_nbest: not on the number of workers, nor on who works on what."""
-    paths = [str(embedded / "corpus" / f"train-{number}.txt") for number in range(3)]
-    ids = []
-    for seed, workers in ((0, 1), (0, 2), (1, 2)):
-        directory = str(tmp_path / f"store-{seed}-{workers}")
-        settings = TokenizerSettings(load_sentencepiece(sp_model), sp_model, nbest=-1, alpha=0.3, seed=seed)
-        build_store(paths, settings, directory, workers)
-        ids.append(TokenStore.open(directory).ids)
-    assert np.array_equal(ids[0], ids[1])
-    assert not np.array_equal(ids[0], ids[2])

@@ -8,7 +8,7 @@ import pytest
 
 from base.errors import InputError
 from data.options import TextConfig
-from data.text.corpus import UNKNOWN
+from data.text.sentences import UNKNOWN
 from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from data.tokenizing.wordpiece import WordPieceTokenizer, lists_of

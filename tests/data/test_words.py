@@ -60,8 +60,3 @@ def test_lines_without_words_have_no_ids():
     ids, ends = WordTable(Spelling()).encode(["", "a", " \t", "\x0b", "b\x1fc"])
     assert ids.tolist() == [97, 98, 99] and ends.tolist() == [0, 1, 1, 1, 3]
     assert lists_of(ids, ends) == [[], [97], [], [], [98, 99]]
-
-
-def test_many_and_long_lines_are_taken_in_blocks():
-    lines = [f"w{number}" for number in range(2000)] + ["long line " * 40_000, "end"]
-    assert lists_of(*WordTable(Spelling()).encode(lines)) == [spelled(line) for line in lines]

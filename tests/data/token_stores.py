@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
+from base.progress import SILENT
 from data.options import TextConfig
 from data.store.build import build_columns
 from data.store.tokens import token_store_plan
 
 
-def build_store(paths, settings, directory, num_workers=1, text=TextConfig(), progress=None):
+def build_store(paths, settings, directory, num_workers=1, text=TextConfig(), progress=SILENT):
     """A store at `directory`, not yet opened."""
     build_columns(
         directory, token_store_plan(paths, settings, text, progress=progress), num_workers, progress

@@ -10,7 +10,7 @@ import pytest
 import data.classification.features as features_module
 from base.errors import InputError
 from data.classification.examples import Examples
-from data.classification.features import featurize, truncated_pairs
+from data.classification.features import featurize
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.wordpiece import lists_of
@@ -43,14 +43,6 @@ def pairs(real_lines):
     lines = [line for line in real_lines if line.strip()][:400]
     labels = np.arange(200, dtype=np.int32) % 3
     return Examples("pairs.tsv", [*lines[:199], ""], lines[200:400], labels, [str(n) for n in range(200)])
-
-
-def test_cutting_is_one_token_at_a_time():
-    for most in (0, 1, 5, 8, 13):
-        lengths = np.array([(a, b) for a in range(12) for b in range(12)])
-        found = truncated_pairs(lengths[:, 0], lengths[:, 1], most)
-        wanted = [tuple(map(len, cut([0] * a, [0] * b, most))) for a, b in lengths.tolist()]
-        assert list(zip(*(each.tolist() for each in found))) == wanted
 
 
 @pytest.mark.parametrize("two", [True, False])

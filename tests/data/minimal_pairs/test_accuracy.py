@@ -51,17 +51,3 @@ def test_one_pair_has_no_standard_error():
     found = judged([("p", "one", "+"), ("q", "two", "++")])
     assert math.isnan(found.paradigms[0].error) and math.isnan(found.mean_of_groups.error)
     assert found.paradigms[1].error == 0 and found.mean_of_paradigms.accuracy == 1
-
-
-def test_standard_errors_cover_the_truth():
-    """Of 400 samples of judgements with known probabilities, about 95% have the truth within 1.96 errors."""
-    rng = np.random.default_rng(0)
-    truth = {("p", "one"): 0.7, ("q", "one"): 0.5, ("r", "two"): 0.9}
-    expected = ((0.7 + 0.5) / 2 + 0.9) / 2
-    pairs = [MinimalPair("", *names, "", "") for names in truth for _ in range(100)]
-    chances = np.repeat(list(truth.values()), 100)
-    covered = 0
-    for _ in range(400):
-        found = accuracies(pairs, (rng.random(300) < chances) - 0.5, np.zeros(300)).mean_of_groups
-        covered += abs(found.accuracy - expected) < 1.96 * found.error
-    assert 365 <= covered <= 394
