@@ -405,20 +405,6 @@ class TestInitFrom:
         assert states_of(tmp_path / "run", END)["t"] == END
         assert manifest_of(tmp_path / "run", END)["blocks"] == SECOND
 
-    def test_partial_takes_what_fits_and_lists_the_rest(self, first, corpus, tmp_path, capsys):
-        options = {**self.PLAIN, "model": "bert_2_16_2", "init_from": first, "num_steps": 1, "lr": 1e-30}
-        with pytest.raises(InputError, match="--init_partial"):
-            run(tmp_path, corpus, **options)
-        assert run(tmp_path, corpus, init_partial=True, **options) == 0
-        said = capsys.readouterr().err
-        assert "begins random: encoder.transformer_cells.1." in said and "transformer_cells.0" not in said
-        taken, source = (
-            read_params(each) for each in (tmp_path / "0000001.params", first / "0000004.params")
-        )
-        for name, array in source.items():
-            np.testing.assert_allclose(taken[name], array, rtol=1e-5, atol=1e-12)
-        assert any(name.startswith("encoder.transformer_cells.1.") for name in taken)
-
     @pytest.mark.parametrize("partial", [False, True])
     def test_longer_and_shorter_positions(self, partial, first, corpus, tmp_path, capsys):
         """More than needed: the first ones. Fewer: an error, or the others begin random."""
