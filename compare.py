@@ -8,12 +8,13 @@
     python compare.py --comm_only                  communication alone: start-up, 4 KB to 512 MB
     python compare.py --project                    throughput on 1 to 1024 GPUs, predicted
     python compare.py --emulate                    real exchanges between hosts emulated on this machine
+    python compare.py --merge runs/old runs/new    reports of earlier comparisons, laid over each other
 
 Every combination of backend, number of workers, dtype and batch size is launched --repeats times, in turns.
 The results are compared before the times (losses, gradient norms, learning rates, tokens, final parameters):
 a backend that computes something else is reported as wrong and gets no figures.
 The report goes to --output as report.md, report.html, report.json and plots. Ctrl-C leaves a partial report,
-and the same command continues.
+and the same command continues; with --dry_run it only says what it would launch, and how long that takes.
 """
 
 from __future__ import annotations

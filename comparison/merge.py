@@ -1,8 +1,6 @@
 """`python compare.py --merge DIR DIR ...`: reports of earlier comparisons laid over each other, such as those
 of several clusters, machines or commits: merged.md, merged.json, merged.png under --output.
 
-    python compare.py --merge runs/monday runs/tuesday --fail_if_slower 10
-
 All are of one kind: training runs, --comm_only or --emulate. A setting is a row, a report a column, and
 ratios are to the first report.
 """
@@ -15,7 +13,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_object
@@ -24,8 +22,8 @@ from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, ideal_style, legend_below, new_figure, plain
 from comparison.options import MergeOptions
 from comparison.report import Part, Report
-from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, Pair, compare, rule_across, spread
-from comparison.wording import title_of, with_range
+from comparison.verdicts import FEWEST_REPEATS, Pair, compare, rule_across, spread
+from comparison.wording import title_of, verdict, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,19 +64,24 @@ def _of_runs(content: Mapping[str, Any]) -> dict[Key, Measured]:
 
 
 def _of_others(content: Mapping[str, Any]) -> dict[Key, Measured]:
-    """Of --comm_only and --emulate, whose rows are alike."""
+    """Of --comm_only and --emulate, whose rows are alike. A backend that was wrong with one message has
+    no verdict with any."""
     found: dict[Key, Measured] = {}
-    for row in content["figures"]:
+    rows = content["figures"]
+    wrong = [(row["backend"], row.get("workers")) for row in rows if "wrong" in (row["reason"] or "")[:5]]
+    for row in rows:
+        samples, reason = _samples(row.get("samples_s") or {}), row["reason"] or "not measured"
         backend = title_of(row["backend"], content)
         if "message" in row:
+            if (row["backend"], row["workers"]) in wrong:
+                samples, reason = {}, row["reason"] or "wrong with another message"
             key = (str(row["workers"]), row["message"], content["dtype"], backend)
         else:
-            more = f", {row['accumulate']} micro-batches, compression {row['compression']}"
-            work = (
-                f"{row['work']}, {row['dtype']}{'' if more.startswith(', 1 m') and 'none' in more else more}"
-            )
+            work = f"{row['work']}, {row['dtype']}"
+            if (row["accumulate"], row["compression"]) != (1, "none"):
+                work += f", {row['accumulate']} micro-batches, compression {row['compression']}"
             key = (str(row["hosts"]), f"{row['gbps']:g}", work, f"{backend} {row['servers']}".strip())
-        found[key] = Measured(_samples(row.get("samples_s") or {}), row["reason"] or "not measured")
+        found[key] = Measured(samples, reason)
     return found
 
 
@@ -88,18 +91,11 @@ def _samples(values: Mapping[str, Any]) -> dict[int, float]:
     return {int(repeat): float(value) for repeat, value in values.items()}
 
 
-class Kind(NamedTuple):
-    """Reports of a kind. `head`: of the cells of a Key."""
-
-    title: str
-    head: tuple[str, ...]
-    settings: Callable[[Mapping[str, Any]], dict[Key, Measured]]
-
-
-KINDS = {  # by the name of the file
-    "report.json": Kind("training runs", ("workers", "dtype", "batch a worker", "backend"), _of_runs),
-    "messages.json": Kind("communication alone", ("ranks", "message", "dtype", "backend"), _of_others),
-    "emulation.json": Kind("emulated clusters", ("hosts", "Gbit/s", "work", "backend"), _of_others),
+# Of each file its kind, and the names of a Key's cells.
+KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "report.json": ("training runs", ("workers", "dtype", "batch a worker", "backend")),
+    "messages.json": ("communication alone", ("ranks", "message", "dtype", "backend")),
+    "emulation.json": ("emulated clusters", ("hosts", "Gbit/s", "work", "backend")),
 }
 
 
@@ -111,7 +107,7 @@ class Earlier:
     path: Path
     complete: bool
     busy: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, str]
     settings: Mapping[Key, Measured]
     name: str = ""
 
@@ -129,23 +125,20 @@ def read_report(given: str) -> Earlier:
     if path.is_dir():
         there = [name for name in KINDS if (path / name).exists()]
         if len(there) != 1:
-            holds = (
-                f"holds {' and '.join(there)}; name one of them" if there else f"holds no {', '.join(KINDS)}"
-            )
-            raise InputError(f"--merge {given}: {holds}")
+            holds = f"{' and '.join(there)}; name one" if there else f"no {', '.join(KINDS)}"
+            raise InputError(f"--merge {given}: holds {holds}")
         path /= there[0]
     if path.name not in KINDS:
         raise InputError(f"--merge {given}: neither a folder nor one of {', '.join(KINDS)}")
     content = read_json_object(str(path), MOST_BYTES, f"--merge {path}")
     try:
         facts = content.get("facts", content)
-        known = {name: facts["machine"][name] for name in ("cpu", "cores", "commit", "date")}
-        known.update({name: facts[name] for name in TRAINED} if path.name == "report.json" else {})
-        known.update(
-            {f"--{name}": facts["options"][name] for name in facts["options"] if name not in NOT_SHOWN}
-        )
-        known.update(facts["versions"])
-        settings = KINDS[path.name].settings(content)
+        options = {f"--{key}": value for key, value in facts["options"].items() if key not in NOT_SHOWN}
+        known = {key: facts["machine"][key] for key in ("cpu", "cores", "commit", "date")}
+        known.update({"kind": KINDS[path.name][0], **options, **facts["versions"]})
+        known.update({key: facts[key] for key in TRAINED} if "results" in content else {})
+        known = {key: str(value) for key, value in known.items() if value is not None and value is not False}
+        settings = (_of_runs if path.name == "report.json" else _of_others)(content)
         return Earlier(path, bool(content["complete"]), str(facts["busy"]), known, settings)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
@@ -161,14 +154,12 @@ def merge(options: MergeOptions) -> int:
         raise InputError("--merge: name two reports or more, each once")
     common = os.path.commonpath(folders)
     reports = [replace(each, name=os.path.relpath(own, common)) for each, own in zip(reports, folders)]
-    first = reports[0]
     for each in reports[1:]:
-        for name, one, other in (
-            ("the kind", KINDS[first.path.name].title, KINDS[each.path.name].title),
-            *((name, first.facts.get(name), each.facts.get(name)) for name in TRAINED),
-        ):
-            if one != other:
-                raise InputError(f"--merge {each.path}: {name} is {other}, and that of {first.path} {one}")
+        for name in ("kind", *TRAINED):
+            own, of_first = each.facts.get(name), reports[0].facts.get(name)
+            if own != of_first:
+                here = f"--merge {each.path}: {name} is {own}"
+                raise InputError(f"{here}, that of {reports[0].path} {of_first}")
     report = report_of(reports, options)
     directory = Path(options.output)
     try:
@@ -197,23 +188,22 @@ def report_of(reports: Sequence[Earlier], options: MergeOptions) -> Report:
     sentences += [f"{each.name} is partial." for each in reports if not each.complete]
     sentences += [_sentence(first, other, pairs) for other in others]
     tables = [_times(reports, settings, pairs), _legend(reports)]
-    figure = draw(first, others, settings, pairs)
-    kind = KINDS[first.path.name]
+    figure = draw(first, others, pairs)
+    kind, head = KINDS[first.path.name]
     document: list[Part] = [
-        f"# Reports over each other: {kind.title}",
+        f"# Reports over each other: {kind}",
         *sentences,
         *tables,
         f"![time to that in {first.name}]({PICTURE})" if figure else "",
         "## How verdicts are reached",
         rule_across(options.confidence),
-        "\n".join(["```", " ".join(options.command), "```"]),
     ]
     content = {
-        "kind": kind.title,
+        "kind": kind,
         "options": options,
         "reports": [{**vars(each), "settings": len(each.settings)} for each in reports],
         "settings": [
-            {**dict(zip(kind.head, key)), "reports": {each.name: each.of(key) for each in reports}}
+            {**dict(zip(head, key)), "reports": {each.name: each.of(key) for each in reports}}
             for key in settings
         ],
         "pairs": [*pairs.values()],
@@ -227,13 +217,12 @@ def _failed(first: Earlier, others: Sequence[Earlier], options: MergeOptions) ->
     """A line for each setting that --fail_if_slower finds: one-sided tests, a family of their own."""
     if options.fail_if_slower is None:
         return []
-    lines, p_values = [], {}
+    lines, p_values, limit = [], {}, math.log1p(options.fail_if_slower / 100)
     for other, (key, own) in ((other, item) for other in others for item in first.settings.items()):
         one, two = ([math.log(each) for each in known.samples_s.values()] for known in (own, other.of(key)))
         if one and not two and other.of(key).reason:
             lines.append(f"{Place(key, other.name)}: {other.of(key).reason}")
         elif min(len(one), len(two)) >= FEWEST_REPEATS:
-            limit = math.log1p(options.fail_if_slower / 100)
             p_values[Place(key, other.name)] = exceeds_test(one, two, limit)
     if not p_values and not lines:
         lacking = f"no setting has {FEWEST_REPEATS} launches in {first.name} and in a later report"
@@ -243,29 +232,22 @@ def _failed(first: Earlier, others: Sequence[Earlier], options: MergeOptions) ->
     return lines + [f"{place}: slower by more than {options.fail_if_slower:g}%" for place in slower]
 
 
-def _word(pair: Pair) -> str:
-    if pair.verdict != DIFFERENT:
-        return pair.verdict
-    return "slower" if pair.faster == pair.first else "faster"
-
-
 def _sentence(first: Earlier, other: Earlier, pairs: Mapping[Any, Pair]) -> str:
     own = [pair for pair in pairs.values() if pair.second == other.name]
     if not own:
         return f"{other.name} and {first.name} have no setting with figures in common."
-    words = "; ".join(f"{word} in {count}" for word, count in Counter(map(_word, own)).most_common())
+    counts = Counter(verdict(pair, {}) for pair in own)
+    words = "; ".join(f"{word} in {count}" for word, count in counts.most_common())
     ratio = statistics.geometric_mean([pair.ratio for pair in own])
-    total = f"geometric mean, settings: {len(own)}"
-    return f"{other.name} takes {ratio:.3f} times as long as {first.name} ({total}): {words}."
+    return f"{other.name} takes {ratio:.3f} times as long as {first.name} (geometric mean): {words}."
 
 
 def _times(reports: Sequence[Earlier], settings: Sequence[Key], pairs: Mapping[Any, Pair]) -> Table:
-    names = KINDS[reports[0].path.name].head
+    names = KINDS[reports[0].path.name][1]
     head = [*names, f"{reports[0].title}, ms"]
     for each in reports[1:]:
         head += [f"{each.title}, ms", f"to {reports[0].name}", "verdict"]
-    rows = []
-    notes = ["Medians of launches, with the least and the greatest; ratios are of geometric means."]
+    rows, notes = [], ["Medians of launches, with the least and the greatest; ratios are of geometric means."]
     for key in settings:
         cells = list(key)
         for number, each in enumerate(reports):
@@ -275,35 +257,30 @@ def _times(reports: Sequence[Earlier], settings: Sequence[Key], pairs: Mapping[A
             cells.append(with_range(times.median, times.least, times.most) if times else short)
             if own.reason and not times:
                 notes.append(f"{Place(key, each.name)}: {own.reason}.")
-            if number and pair:
-                interval = "" if pair.low is None else f" ({pair.low:.3f} to {pair.high:.3f})"
-                cells += [f"{pair.ratio:.3f}{interval}", _word(pair)]
-            elif number:
-                cells += [EMPTY, EMPTY]
+            if number:
+                interval = "" if pair is None or pair.low is None else f" ({pair.low:.3f} to {pair.high:.3f})"
+                cells += [f"{pair.ratio:.3f}{interval}", verdict(pair, {})] if pair else [EMPTY, EMPTY]
         rows.append(Row(cells))
     return Table("The same settings side by side", head, rows, len(names), notes)
 
 
 def _legend(reports: Sequence[Earlier]) -> Table:
     """Machine and commit of each report, and all else in which they differ."""
-    lines: dict[str, list[Any]] = {"from": [each.path for each in reports]}
-    lines["busy"] = [each.busy for each in reports]
+    lines = {"from": [str(each.path) for each in reports], "busy": [each.busy for each in reports]}
     for name in dict.fromkeys(name for each in reports for name in each.facts):
-        values = [each.facts.get(name) or None for each in reports]
+        values = [each.facts.get(name, "") for each in reports]
         if name in ("cpu", "commit") or any(value != values[0] for value in values):
             lines[name] = values
-    rows = [Row([name, *(str(value or EMPTY)[:80] for value in values)]) for name, values in lines.items()]
+    rows = [Row([name, *(value[:80] or EMPTY for value in values)]) for name, values in lines.items()]
     head = ["", *(each.title for each in reports)]
-    return Table("The reports, and where they differ", head, rows, len(head))
+    return Table("The reports, and where they differ", head, rows, names=len(head))
 
 
-def draw(
-    first: Earlier, others: Sequence[Earlier], settings: Sequence[Key], pairs: Mapping[Any, Pair]
-) -> Figure | None:
+def draw(first: Earlier, others: Sequence[Earlier], pairs: Mapping[Any, Pair]) -> Figure | None:
     """Each setting's ratios to the first report, with their intervals. None without ratios."""
-    shown = [key for key in settings if any(Place(key, each.name) in pairs for each in others)]
-    if not shown:
+    if not pairs:
         return None
+    shown = list(dict.fromkeys(place.setting for place in pairs))
     figure = new_figure((9, 1.6 + 0.28 * len(shown) * max(1, len(others) / 2)))
     axes = figure.subplots()
     for number, other in enumerate(others):
@@ -316,8 +293,7 @@ def draw(
                 style.pop("label", None)  # once in the legend
     axes.axvline(1.0, **ideal_style())
     axes.set_yticks(range(len(shown)), [", ".join(key) for key in shown], fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel=f"time to that in {first.name}, with its interval; right of 1 is slower")
+    axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=f"time to that in {first.name}; right of 1 is slower")
     plain(axes, "x")
     legend_below(figure, axes, 4)
     return figure

@@ -100,7 +100,7 @@ def rule_across(confidence: float) -> str:
         " perhaps no machine in common, so they are compared as independent samples: by a two-sided t-test"
         " of the logarithms that lets each report have its own spread (Welch's, with the degrees of freedom"
         " of the report with fewer launches, so that p is never too small), adjusted by Holm's method over"
-        ' all ratios here. "slower" or "faster" is falsely said in at most'
+        " all ratios here. That one is faster is falsely said in at most"
         f" {1 - confidence:.6g} of reports like this one whose settings all take the same time;"
         f' "{EQUAL}" takes two one-sided tests, adjusted alike. With fewer than {FEWEST_REPEATS} launches in'
         " one of the two there is a ratio and no verdict. What is shown is that two measurements differ: a"

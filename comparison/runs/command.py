@@ -182,5 +182,5 @@ class Runs(Campaign[Work, Record]):
             "titles": options.titles(),
         }
         report, results = report_of(facts, records, options.settings, options.repeats, complete)
-        bad = [each for each in results.results if each.kind in BAD]
+        bad = [each for each in results.results if each.kind in BAD and (complete or each.kind != NOT_RUN)]
         return report, [f"{each.setting.name}: {each.reason}" for each in bad]
