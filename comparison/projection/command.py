@@ -39,6 +39,7 @@ from comparison.projection.workload import (
     Step,
     Workload,
     bert_parts,
+    predictions_of,
     read_measured,
     update_seconds,
 )
@@ -105,8 +106,7 @@ def plan_of(options: ProjectionOptions) -> Plan:
     vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
     length = options.max_seq_length or LENGTH
-    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
-    parts = bert_parts(bert, vocab_size, length, predictions)
+    parts = bert_parts(bert, vocab_size, length, predictions_of(length))
     step = measured.step if measured else _published(options, cluster, dtype, parts)
     workload = Workload(
         parts=parts,
