@@ -3,10 +3,12 @@
     python compare.py --project
     python compare.py --project --model bert_12_768_12 --batch_size 128 --strategies flat_ring
     python compare.py --project --servers 16 --server_placement separate --inter_gbps 25
+    python compare.py --project --crossover
     python compare.py --project --pipeline_stages 4 --accumulate 16
 
-Under --output: projection.md, projection.json, projection.png, projection_validation.png; with
---pipeline_stages pipelines.md, pipelines.json, pipelines.png. No MXNet, seconds.
+Under --output: projection.md, projection.json, projection.png, projection_validation.png; with --crossover
+crossover.png, too; with --pipeline_stages pipelines.md, pipelines.json, pipelines.png. No MXNet, seconds;
+with --crossover minutes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from comparison.options import SEQUENCES, ProjectionOptions
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
+from comparison.projection.crossover import crossings
 from comparison.projection.model import (
     COLOCATED,
     GPUS,
@@ -48,11 +51,13 @@ from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
 
 MODEL, LENGTH = "bert_24_1024_16", 128
+SMALLER = "bert_12_768_12"  # beside it for --crossover, unless the command line is about one model
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
 # Options about gradients without pipelines.
 OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
+    "crossover",
 )
 
 
@@ -68,7 +73,10 @@ def project(options: ProjectionOptions) -> int:
     if pipelines:
         report = pipeline_report.report_of(plan, pipelines)
     else:
-        report = strategy_report.report_of(plan, plan.projections())
+        plans = [plan] if options.crossover else []
+        if plans and not (options.model or options.measured or options.compute_s):
+            plans = [plan_of(replace(options, model=SMALLER)), plan]
+        report = strategy_report.report_of(plan, plan.projections(), crossings(plans))
     try:
         paths = report.write(directory)
     except OSError as error:

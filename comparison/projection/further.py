@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import replace
 from typing import Sequence
 
+from base.tables import Row, Table
 from comparison.projection.clusters import NVLINK_GBPS, P3DN
 from comparison.projection.model import FlatRing, HierarchicalRing, Strategy
 from comparison.projection.validation import (
@@ -22,7 +23,10 @@ from comparison.projection.validation import (
     Case,
     Phase,
     Point,
+    mean_deviation,
+    off,
     points_of,
+    shown,
 )
 from comparison.projection.workload import Part
 
@@ -176,3 +180,34 @@ def name_of(point: Point[Case]) -> str:
 
 def further() -> list[Point[Case]]:
     return [point for case in CASES for point in points_of(case)]
+
+
+def tables(first: Sequence[Point[Case]], points: Sequence[Point[Case]]) -> list[Table]:
+    """The further points, and the errors of the first ones (all of `validate`), of the shown and of the held
+    out ones. `points`: all of `further`."""
+    held_out = is_held_out(points)
+    new = [point for point in points if not point.calibrated]
+    rows = []
+    for point in new:
+        cells = [point.case.title, str(point.at), shown(point.case.unit, point.published)]
+        for predicted, overlap in ((point.predicted, True), (point.without_overlap, False)):
+            cells += [shown(point.case.unit, predicted), off(point.deviation(overlap))]
+        rows.append(Row([*cells, "held out" if held_out[name_of(point)] else "shown"]))
+    errors = []
+    for title, own in (
+        ("the first ones", [point for point in first if not point.calibrated]),
+        ("further, shown", [point for point in new if not held_out[name_of(point)]]),
+        ("further, held out", [point for point in new if held_out[name_of(point)]]),
+    ):
+        cells = [title, str(len(own))]
+        for overlap in (True, False):
+            near = sum(abs(point.deviation(overlap)) <= NEAR for point in own)
+            cells += [f"{100 * mean_deviation(own, overlap):.1f}%", str(near)]
+        errors.append(Row(cells))
+    head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by", "half")
+    within = f"within {100 * NEAR:.0f}%"
+    error_head = ("measurements", "predictions", "mean off", within, "without overlap", within)
+    return [
+        Table("Validation: further measurements", head, rows),
+        Table("Validation: all errors", error_head, errors),
+    ]

@@ -362,10 +362,11 @@ def _points(title: str, points: Sequence[Point[Case]]) -> Table:
 def tables(points: Sequence[Point[Case]]) -> list[Table]:
     """The validation, the same in projection.md and in docs/projection.md. `points`: all of `validate`.
 
-    After the points the deviation by case, to show which of the two predictions is nearer, and the
-    milliseconds by which steps become longer, from one GPU to a host and from one host to four.
+    After the points all of DLPerf's, with overlap and without, the deviation by case, to show which of the
+    two predictions is nearer, and the milliseconds by which steps become longer, from one GPU to a host and
+    from one host to four.
     """
-    means, losses = [], []
+    means, losses, pairs = [], [], []
     for case in CASES:
         own = [point for point in points if point.case is case]
         predictions = sum(not point.calibrated for point in own)
@@ -379,6 +380,8 @@ def tables(points: Sequence[Point[Case]]) -> list[Table]:
                 before, then = (count * case.sequences / getattr(at[count], field) for count in (few, many))
                 cells.append(f"{1e3 * (then - before):.1f}")
         losses.append(Row(cells))
+        both = [f"{off(each.deviation())} / {off(each.deviation(False))}" for each in own if each.at > 1]
+        pairs.append(Row([case.title, *both]))
     spans = [
         f"{span}: {name}"
         for span in ("1 to 8 GPUs", "8 to 32")
@@ -387,7 +390,11 @@ def tables(points: Sequence[Point[Case]]) -> list[Table]:
     mean_head = ("measurement", "predictions", "mean off", "without overlap")
     return [
         _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
-        _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),
+        Table(
+            "Validation: DLPerf's points, off by with overlap / without",
+            ["measurement", *(f"{gpus} GPUs" for gpus in (2, 4, 8, 16, 32))],
+            pairs,
+        ),
         Table("Validation: mean absolute deviation", mean_head, means),
         Table(
             "Validation: what a step loses inside a host, and between hosts",
