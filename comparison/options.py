@@ -271,7 +271,7 @@ class ProjectionOptions:
         "exchange during the backward pass, or after it (backward)", choices=("backward", "none")
     )
     crossover: bool | None = option(
-        "also from how many servers on BytePS is faster (minutes)", action="store_const", const=True
+        "also from how many servers on BytePS is faster (a minute)", action="store_const", const=True
     )
     pipeline_stages: int | None = option(
         "GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "

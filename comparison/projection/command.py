@@ -8,7 +8,7 @@
 
 Under --output: projection.md, projection.json, projection.png, projection_validation.png; with --crossover
 crossover.png, too; with --pipeline_stages pipelines.md, pipelines.json, pipelines.png. No MXNet, seconds;
-with --crossover minutes.
+with --crossover a minute.
 """
 
 from __future__ import annotations

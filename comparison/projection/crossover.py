@@ -1,8 +1,8 @@
-"""From how many servers on BytePS is faster than Horovod, by hosts, network rate and model.
+"""Crossover: from how many servers on BytePS is faster than Horovod, by hosts, network rate and model.
 
 A cell of the picture is the fewest servers on hosts of their own with which the step over BytePS is more than
 5% faster than over the better of Horovod's rings. Numbers up to 2 n for n hosts are tried in turn, not
-bisected: pieces are shared unevenly, so that one server more can be slower. Beyond 4 hosts they are quarters
+bisected: pieces are shared unevenly, so that one server more can be slower. Beyond 8 hosts they are eighths
 of n.
 """
 
@@ -84,7 +84,7 @@ def crossing(plan: Plan, hosts: int, gbps: float) -> Crossing:
 
 def counts(hosts: int) -> list[int]:
     """Numbers of servers that are tried."""
-    parts = min(hosts, 4)
+    parts = min(hosts, 8)
     return [-(-hosts * part // parts) for part in range(1, 2 * parts + 1)]
 
 
