@@ -52,8 +52,8 @@ class OfEmulation:
     """Options that only --emulate takes. Every combination of the first seven with --backends is emulated."""
 
     hosts: Sequence[int] = option(
-        "emulated hosts (default: 2 4 8)",
-        whole(2, MOST_HOSTS, "more are no work for one machine"), "N", nargs="+", default=(2, 4, 8),
+        "emulated hosts (default: 2 4 8); 1, computing alone, is in every report and launches nothing",
+        whole(1, MOST_HOSTS, "more are no work for one machine"), "N", nargs="+", default=(2, 4, 8),
     )  # fmt: skip
     rates: Sequence[float] = option(
         "rate of a host's link, Gbit/s (default: 10 25 100)", positive, "X", nargs="+", default=(10, 25, 100)
@@ -197,8 +197,11 @@ def settings_of(options: OfEmulation, backends: Mapping[str, Backend]) -> list[S
         for accumulate in options.accumulations
         for compression in options.compressions
         for count in options.hosts
+        if count > 1  # one exchanges nothing
         for gbps in options.rates
     ]
+    if not groups:
+        raise InputError("--hosts 1: has nothing to exchange; add 2 or more")
     settings = []
     for group in groups:
         for key, backend in backends.items():

@@ -11,7 +11,7 @@ from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, ideal_style, legend_below, plain, whiskers
 from comparison.emulation.network import PAYLOAD
-from comparison.emulation.plan import Group, Scale, Setting
+from comparison.emulation.plan import TRACE, Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
 from comparison.report import (
     PLANNING,
@@ -49,11 +49,14 @@ DEFINITIONS = """\
 - "processors" is the share of all processors' time that the emulation took during the steps, "waited" the
   share of a step in which its most delayed thread was ready to run and had no processor. Above 75 or 25% a
   step does not count; a setting with a launch of which fewer than two count has no figure. MPI's ranks pause
-  for 0.1 ms where they would poll."""
+  for 0.1 ms where they would poll.
+- "Scaling" is against one host, which exchanges nothing: its step is the replay itself, the projected or
+  traced time of computing and update, not a launch. Expansion is the speed-up by the hosts."""
 
 
 class Figures(NamedTuple):
-    """Of one setting, in the cluster's seconds and bytes. `samples_s`: by repeat."""
+    """Of one setting, in the cluster's seconds and bytes. `samples_s`: by repeat. `expansion`: the speed-up
+    by the hosts, against computing alone; None without computing."""
 
     step_s: Spread
     samples_s: Mapping[int, float]
@@ -63,6 +66,7 @@ class Figures(NamedTuple):
     link_to_formula: float | None
     cpu_share: float
     waited_share: float
+    expansion: float | None
 
 
 def figures_of(
@@ -89,8 +93,14 @@ def figures_of(
             link_to_formula=moved * PAYLOAD / formula if formula else None,
             cpu_share=max(each["cpu_share"] for each in own),
             waited_share=max(each["waited_share"] for each in own),
+            expansion=_alone_s(projection) / step_s.median if projection and projection.compute_s else None,
         )
     return figures, reasons
+
+
+def _alone_s(projection: Projection) -> float:
+    """A step of one host, which exchanges nothing."""
+    return projection.compute_s + projection.optimizer_s
 
 
 def setting_of(launch: Mapping[str, Any]) -> Setting:
@@ -128,7 +138,8 @@ def report_of(
     pairs = pairs_of(figures, facts["confidence"])
     shares = [launch["others"] for launch in launches]
     facts = {**facts, "busy": busy_mark(shares)}
-    tables = marked(_tables(facts, projected, figures, reasons, pairs), facts["busy"])
+    tables = _tables(facts, projected, figures, reasons, pairs)
+    tables = marked([*tables, *_scaling(facts["titles"], projected, figures)], facts["busy"])
     sentences = [f"{facts['cluster']['title']}, emulated with one rank a host. Scale: {scale}."]
     sentences += _sentences(figures, reasons)
     if facts["repeats"] < FEWEST_REPEATS:
@@ -205,10 +216,46 @@ def _tables(
                 where_ = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
                 behind = samples_of(pair, taken, named, where_)
             rows.append(Row([*names, *cells], samples=behind))
-        work, dtype, accumulate, compression = kind
-        more = f", {accumulate} micro-batches" if accumulate > 1 else ""
-        more += f", compression {compression}" if compression != "none" else ""
-        tables.append(Table(f"{work}, gradients in {dtype}{more}", head, rows, names=3))
+        tables.append(Table(_kind(kind), head, rows, names=3))
+    return tables
+
+
+def _kind(kind: tuple[str, str, int, str]) -> str:
+    """Of a group, for titles."""
+    work, dtype, accumulate, compression = kind
+    more = f", {accumulate} micro-batches" if accumulate > 1 else ""
+    more += f", compression {compression}" if compression != "none" else ""
+    return f"{work}, gradients in {dtype}{more}"
+
+
+def _scaling(
+    titles: Mapping[str, str],
+    projected: Mapping[Setting, Projection | None],
+    figures: Mapping[Setting, Figures],
+) -> list[Table]:
+    """Backends by hosts, for each step and rate: tokens/s of a model, speed-up and expansion."""
+    tables = []
+    for gbps, kind in dict.fromkeys((setting.group.gbps, setting.group[2:]) for setting in projected):
+        settings = [each for each in projected if each.group[1:] == (gbps, *kind)]
+        step = next((each for each in map(projected.get, settings) if each and each.compute_s), None)
+        if step is None:  # an exchange alone
+            continue
+        # Tokens a second of one host; of a trace they are not known.
+        alone = step.tokens_per_s / step.hosts * step.step_s / _alone_s(step) if kind[0] != TRACE else 0
+        counts = sorted({each.group.hosts for each in settings})
+        rows = []
+        for name in dict.fromkeys(each.contender for each in settings):
+            own = {each.group.hosts: figures.get(each) for each in settings if each.contender == name}
+            shares = {1: 1.0, **{hosts: each.expansion for hosts, each in own.items() if each}}
+            cells = []
+            for hosts in (1, *counts):
+                share = shares.get(hosts)
+                rate = [f"{alone * hosts * share:,.0f}"] if alone and share else []
+                cells.append(", ".join([*rate, f"{hosts * share:.2f}", f"{share:.3f}"]) if share else EMPTY)
+            rows.append(Row([_title(name, titles), *cells]))
+        what = f"{'tokens/s, ' if alone else ''}speed-up, expansion"
+        head = ("backend", "1 host", *(f"{count} hosts" for count in counts))
+        tables.append(Table(f"Scaling: {_kind(kind)}, {gbps:g} Gbit/s: {what}", head, rows))
     return tables
 
 

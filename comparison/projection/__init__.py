@@ -7,7 +7,9 @@ clusters    parameters of clusters, with sources
 servers     the exchange of BytePS's workers and servers, with the links that they share
 model       rings and BytePS, with their queues simulated, and the time of a step on n GPUs
 validation  measurements of others, with sources, the model's errors on them, and these as tables
-report      the text, the files and the two pictures
+further     later measurements, half of them held out, and the errors on them as tables
+crossover   from how many servers on BytePS is faster than Horovod: search, table and picture
+report      the text, the files and the pictures
 pipelines        the time of a step with layers on several GPUs
 pipeline_report  measurements of others, the model's errors on them, and the text and the files
 """

@@ -3,10 +3,12 @@
     python compare.py --project
     python compare.py --project --model bert_12_768_12 --batch_size 128 --strategies flat_ring
     python compare.py --project --servers 16 --server_placement separate --inter_gbps 25
+    python compare.py --project --crossover
     python compare.py --project --pipeline_stages 4 --accumulate 16
 
-Under --output: projection.md, .html, .json and .png, projection_validation.png; with --pipeline_stages
-pipelines.md, .html, .json and .png. No MXNet, seconds.
+Under --output: projection.md, .html, .json and .png, projection_validation.png; with --crossover
+crossover.png, too; with --pipeline_stages pipelines.md, .html, .json and .png. No MXNet, seconds; with
+--crossover a minute.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from comm.numbering import LEAST_PARTITION_BYTES
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
+from comparison.projection.crossover import crossings
 from comparison.projection.model import (
     COLOCATED,
     GPUS,
@@ -39,6 +42,7 @@ from comparison.projection.workload import (
     Step,
     Workload,
     bert_parts,
+    predictions_of,
     read_measured,
     update_seconds,
 )
@@ -47,11 +51,13 @@ from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
 
 MODEL, LENGTH = "bert_24_1024_16", 128
+SMALLER = "bert_12_768_12"  # beside it for --crossover, unless the command line is about one model
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
 # Options about gradients without pipelines.
 OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
+    "crossover",
 )
 
 
@@ -67,7 +73,10 @@ def project(options: ProjectionOptions) -> int:
     if pipelines:
         report = pipeline_report.report_of(plan, pipelines)
     else:
-        report = strategy_report.report_of(plan, plan.projections())
+        plans = [plan] if options.crossover else []
+        if plans and not (options.model or options.measured or options.compute_s):
+            plans = [plan_of(replace(options, model=SMALLER)), plan]
+        report = strategy_report.report_of(plan, plan.projections(), crossings(plans))
     try:
         paths = report.ended(0).write(directory)
     except OSError as error:
@@ -105,8 +114,7 @@ def plan_of(options: ProjectionOptions) -> Plan:
     vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
     length = options.max_seq_length or LENGTH
-    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
-    parts = bert_parts(bert, vocab_size, length, predictions)
+    parts = bert_parts(bert, vocab_size, length, predictions_of(length))
     step = measured.step if measured else _published(options, cluster, dtype, parts)
     workload = Workload(
         parts=parts,

@@ -61,6 +61,9 @@ class ProjectionOptions:
     overlap: str | None = option(
         "exchange during the backward pass, or after it (backward)", choices=("backward", "none")
     )
+    crossover: bool | None = option(
+        "also from how many servers on BytePS is faster (a minute)", action="store_const", const=True
+    )
     pipeline_stages: int | None = option(
         "GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "
         "strategies; --batch_size counts for a replica (docs/pipelines.md)",

@@ -1,5 +1,6 @@
-"""Files of a projection: projection.md, projection.json, the text for the terminal, and two plots.
-projection.png: efficiency by GPUs. projection_validation.png: published and predicted."""
+"""Files of a projection: projection.md, projection.json, the text for the terminal, and plots.
+projection.png: efficiency by GPUs. projection_validation.png: published and predicted. crossover.png: from
+how many servers on BytePS is faster."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import Row, Table
 from comparison.canvas import ideal_style, legend_below, plain
+from comparison.projection import crossover, further
 from comparison.projection.model import Plan, Projection
 from comparison.projection.validation import (
     CASES,
@@ -51,9 +53,11 @@ LIMITS = """\
 """
 
 
-def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
-    """projection.md, projection.json, both pictures, and what a terminal shows."""
-    work, points = plan.workload, validate()
+def report_of(
+    plan: Plan, projections: Sequence[Projection], crossings: Sequence[crossover.Crossing] = ()
+) -> Report:
+    """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
+    work, points, more = plan.workload, validate(), further.further()
     own = []
     for key in dict.fromkeys(each.strategy for each in projections):
         chosen = [each for each in projections if each.strategy == key]
@@ -97,7 +101,7 @@ def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
         source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
         parameters.append(Row([field, shown, source]))
     sources = []
-    for case in CASES:
+    for case in (*CASES, *further.CASES):
         single = f"; compute time: {case.single.source}" if case.single else ""
         assumed = f"; assumed: {case.assumed}" if case.assumed else ""
         sources.append(f"- {case.title}: {case.source}{single}; cluster {case.cluster.title}{assumed}")
@@ -110,12 +114,14 @@ def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
         f"{plan.model}, {plan.batch}, {plan.precision}. Grey: where measurements would lie if the model were"
         f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
         " strategy to the highest.",
+        *crossover.section(crossings, plan),
         Table("Parameters of the cluster", ("parameter", "value", "source"), parameters, names=3),
         "## Validation",
         "Of each measurement one number is used, the compute time of a pass (marked, or from a single GPU);\n"
         "all other parameters come from the sources of the cluster. Predicted: gradients travel during the\n"
         "backward pass, as simulated. Without overlap: all of them after it.",
         *tables(points),
+        *further.tables(points, more),
         f"![published and predicted]({VALIDATION})",
         "## Where it must fail",
         LIMITS,
@@ -123,7 +129,18 @@ def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
         "\n".join(sources),
     ]
     pictures = {PROJECTION: projection_figure(plan, projections, points), VALIDATION: _validation(points)}
-    return Report(NAME, document, _content(plan, projections, points), pictures, [facts, *own, summary])
+    if crossings:
+        pictures[crossover.PICTURE] = crossover.draw(crossings, plan)
+    content = {
+        **_content(plan, projections, points),
+        "further_validation": [
+            {**_as_object(each), "held_out": further.is_held_out(more).get(further.name_of(each))}
+            for each in more
+        ],
+        "crossover": crossings,
+    }
+    own += crossover.tables(crossings)
+    return Report(NAME, document, content, pictures, [facts, *own, summary])
 
 
 COLUMNS: Mapping[str, Callable[[Projection], str]] = {
@@ -172,20 +189,21 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
             name: error_range(points, overlap)
             for name, overlap in (("predicted", True), ("without_overlap", False))
         },
-        "validation": [
-            {
-                "case": point.case.key,
-                "title": point.case.title,
-                "source": point.case.source,
-                "gpus": point.at,
-                "unit": point.case.unit,
-                "published": point.published,
-                "predicted": point.predicted,
-                "without_overlap": point.without_overlap,
-                "calibrated": point.calibrated,
-            }
-            for point in points
-        ],
+        "validation": [_as_object(point) for point in points],
+    }
+
+
+def _as_object(point: Point[Case]) -> dict[str, Any]:
+    return {
+        "case": point.case.key,
+        "title": point.case.title,
+        "source": point.case.source,
+        "gpus": point.at,
+        "unit": point.case.unit,
+        "published": point.published,
+        "predicted": point.predicted,
+        "without_overlap": point.without_overlap,
+        "calibrated": point.calibrated,
     }
 
 

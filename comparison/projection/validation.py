@@ -29,6 +29,7 @@ from comparison.projection.workload import (
     Part,
     Workload,
     bert_parts,
+    predictions_of,
     step_flops,
     update_seconds,
 )
@@ -40,7 +41,7 @@ NVIDIA_BERT = (
 )
 BYTEPS_SCRIPTS = "https://github.com/ymjiang/gluon-nlp/blob/bert-byteps/scripts/bert/hvd.sh"
 
-THROUGHPUT, STEP, DAYS, EFFICIENCY = "sequences/s", "s/step", "days", "efficiency"
+THROUGHPUT, STEP, DAYS, EFFICIENCY, MINUTES = "sequences/s", "s/step", "days", "efficiency", "minutes"
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,27 @@ class SingleGpu(_Model):
     predictions: int = 20
 
 
+class Phase(NamedTuple):
+    """A part of a training: its steps, the sequences of one on all GPUs together, and their tokens."""
+
+    steps: int
+    sequences: int
+    length: int
+
+
 @dataclass(frozen=True)
 class Case(_Model):
     """A series of measurements at growing numbers of GPUs.
 
     Attributes:
         key, title: for tables, plots and tests.
-        unit: of `points`: THROUGHPUT, STEP, DAYS or EFFICIENCY.
+        unit: of `points`: THROUGHPUT, STEP, DAYS, EFFICIENCY or MINUTES.
         points: GPUs -> what was published, in the order of their numbers.
-        sequences: of one pass on one GPU. accumulate: passes of a step.
+        sequences, length: of one pass on one GPU. accumulate: passes of a step.
+        network: the parts of one that is no BERT, in place of layers and units.
         single: where the compute time of a pass comes from, if from another source.
         calibrated_on: the number of GPUs whose point gives it; 0 if `single` does.
-        steps: GPUs -> steps of the whole training, for DAYS.
+        steps: GPUs -> steps of the whole training, for DAYS. phases: the whole training, for MINUTES.
         main: whether it is one of the measurements that the model is judged by, or one beside them.
     """
 
@@ -87,15 +97,23 @@ class Case(_Model):
     cluster: Cluster
     strategy: Strategy
     dtype: str
-    sequences: int
+    sequences: float
     unit: str
     points: Mapping[int, float]
     accumulate: int = 1
+    length: int = 128
+    network: tuple[Part, ...] = ()
     single: SingleGpu | None = None
     calibrated_on: int = 0
     steps: Mapping[int, int] | None = None
+    phases: Sequence[Phase] = ()
     main: bool = True
     assumed: str = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        predictions = predictions_of(self.length)
+        return self.network or bert_parts(self.bert, length=self.length, predictions=predictions)
 
 
 def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
@@ -263,10 +281,10 @@ def error_range(points: Sequence[Point[Case]], overlap: bool = True) -> ErrorRan
 
 def workload_of(case: Case) -> Workload:
     """Workload of a step of the case, with the compute time from its one calibrated number."""
-    parts = bert_parts(case.bert)
+    parts = case.parts
     update_s = update_seconds(sum(part.elements for part in parts), case.cluster.memory_gbytes_s)
     work = Workload(
-        parts, 0.0, update_s, ELEMENT_BYTES[case.dtype], case.sequences, accumulate=case.accumulate
+        parts, 0.0, update_s, ELEMENT_BYTES[case.dtype], case.sequences, case.length, case.accumulate
     )
     if case.single is not None:
         seconds = single_compute_seconds(case.single, parts, case.sequences, case.cluster.memory_gbytes_s)
@@ -300,6 +318,13 @@ def single_compute_seconds(
 
 
 def _in_unit(case: Case, gpus: int, work: Workload) -> float:
+    if case.unit == MINUTES:
+        seconds = 0.0
+        for steps, sequences, length in case.phases:
+            own = workload_of(replace(case, sequences=sequences / gpus, length=length))
+            found = project(replace(own, overlap=work.overlap), case.strategy, case.cluster, gpus)
+            seconds += steps * found.step_s
+        return seconds / 60
     found = project(work, case.strategy, case.cluster, gpus)
     if case.unit == DAYS:
         assert case.steps is not None
@@ -313,7 +338,7 @@ def shown(unit: str, value: float) -> str:
         return f"{100 * value:.1f}%"
     if unit == THROUGHPUT:
         return f"{value:,.0f}"
-    return f"{value:.2f} {'s' if unit == STEP else 'days'}"
+    return f"{value:.1f} min" if unit == MINUTES else f"{value:.2f} {'s' if unit == STEP else 'days'}"
 
 
 def off(deviation: float) -> str:
@@ -337,10 +362,11 @@ def _points(title: str, points: Sequence[Point[Case]]) -> Table:
 def tables(points: Sequence[Point[Case]]) -> list[Table]:
     """The validation, the same in projection.md and in docs/projection.md. `points`: all of `validate`.
 
-    After the points the deviation by case, to show which of the two predictions is nearer, and the
-    milliseconds by which steps become longer, from one GPU to a host and from one host to four.
+    After the points all of DLPerf's, with overlap and without, the deviation by case, to show which of the
+    two predictions is nearer, and the milliseconds by which steps become longer, from one GPU to a host and
+    from one host to four.
     """
-    means, losses = [], []
+    means, losses, pairs = [], [], []
     for case in CASES:
         own = [point for point in points if point.case is case]
         predictions = sum(not point.calibrated for point in own)
@@ -354,6 +380,8 @@ def tables(points: Sequence[Point[Case]]) -> list[Table]:
                 before, then = (count * case.sequences / getattr(at[count], field) for count in (few, many))
                 cells.append(f"{1e3 * (then - before):.1f}")
         losses.append(Row(cells))
+        both = [f"{off(each.deviation())} / {off(each.deviation(False))}" for each in own if each.at > 1]
+        pairs.append(Row([case.title, *both]))
     spans = [
         f"{span}: {name}"
         for span in ("1 to 8 GPUs", "8 to 32")
@@ -362,7 +390,11 @@ def tables(points: Sequence[Point[Case]]) -> list[Table]:
     mean_head = ("measurement", "predictions", "mean off", "without overlap")
     return [
         _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
-        _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),
+        Table(
+            "Validation: DLPerf's points, off by with overlap / without",
+            ["measurement", *(f"{gpus} GPUs" for gpus in (2, 4, 8, 16, 32))],
+            pairs,
+        ),
         Table("Validation: mean absolute deviation", mean_head, means),
         Table(
             "Validation: what a step loses inside a host, and between hosts",

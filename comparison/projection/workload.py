@@ -51,6 +51,11 @@ class Message(NamedTuple):
     nbytes: int
 
 
+def predictions_of(length: int) -> int:
+    """Masked tokens of a sequence: 15%, and 20 of 128, as everybody has it."""
+    return round(0.15 * length) + (length == 128)
+
+
 def bert_parts(
     bert: BertConfig, vocab_size: int = VOCABULARY, length: int = 128, predictions: int = 20
 ) -> tuple[Part, ...]:

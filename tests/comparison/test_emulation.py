@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from comparison.emulation import network
 from comparison.emulation.command import MOST_TAKEN, MOST_WAITED, emulate, measured
 from comparison.emulation.network import PAYLOAD, Layout, Process, address
 from comparison.emulation.plan import (
+    TRACE,
     Group,
     Scale,
     Setting,
@@ -35,7 +37,7 @@ from comparison.emulation.plan import (
 from comparison.emulation.report import figures_of, report_of
 from comparison.options import parse_options
 from comparison.projection.clusters import P3DN
-from comparison.projection.model import project
+from comparison.projection.model import FlatRing, project
 from tests.pages import samples_behind
 from tests.processes import ROOT, run_command, until
 from training.profiling.trace import Operator, Step, Trace, write_trace
@@ -61,6 +63,8 @@ def test_settings_are_every_combination():
         "byteps separate:2n", "byteps mixed:n/2",
     ]  # fmt: skip
     assert len({each.name for each in options.settings}) == len(options.settings)
+    # One host is computed alone.
+    assert options_of("--hosts", 1, 2).settings == options_of("--hosts", 2).settings
     # Only BytePS has this compression.
     options = options_of("--compressions", "onebit", "--hosts", 2, "--server_sets", "separate:3")
     assert {each.contender for each in options.settings} == {"byteps separate:3"}
@@ -77,7 +81,8 @@ def test_numbers_of_servers(text, hosts, number):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--hosts", "1"], "--hosts: '1' is not a whole number from 2 to 64"),
+        (["--hosts", "65"], "--hosts: '65' is not a whole number from 1 to 64"),
+        (["--hosts", "1"], "--hosts 1: has nothing to exchange; add 2 or more"),
         (["--hosts", "2", "2"], "--hosts: 2 is named twice"),
         (["--server_sets", "beside:2"], "--server_sets beside:2: write it like separate:4"),
         (["--hosts", "2", "--server_sets", "separate:n/4"], "1/2 servers at --hosts 2; give a whole number"),
@@ -311,6 +316,50 @@ def test_report(tmp_path):
     written = json.loads((tmp_path / "emulation.json").read_text())
     assert [row["reason"] is None for row in written["figures"]] == [True, True, False]
     assert written["scale"] == {"sizes": 100, "times": 10}
+
+
+def test_backends_by_hosts(tmp_path):
+    """Matrix made of launches' records as they are on disk: against a step of 4 ms of computing alone."""
+    scale, work = Scale(100, 10), message_workload("1MB", "float32")
+    work = replace(work, compute_s=0.003, optimizer_s=0.001, sequences=64, length=128)
+    names = [
+        ("hvd_mpi", "", 2),
+        ("hvd_mpi", "", 8),
+        ("byteps", "separate:n/2", 2),
+        ("byteps", "separate:n/2", 8),
+    ]
+    steps = [0.05, 0.08, 0.04, None]  # of the emulation; the last was not measured
+    settings = [setting_of(*each, work="bert_2_128_2") for each in names]
+    traced = setting_of("hvd_mpi", "", 2, work=TRACE)
+    for number, (setting, step_s) in enumerate(zip([*settings, traced], [*steps, 0.05])):
+        if step_s:
+            (tmp_path / f"{number}.json").write_text(json.dumps(launch_of(setting, 0, step_s)))
+    launches = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    projected = {
+        each: project(work, each.strategy, cluster_of(P3DN, each, scale), each.group.hosts)
+        for each in [*settings, traced, setting_of("hvd_mpi", work="1MB")]
+    }
+    alone = message_workload("1MB", "float32")
+    projected[setting_of("hvd_mpi", work="1MB")] = project(alone, FlatRing(), P3DN, 4 * 8)
+    facts = {
+        "machine": machine.describe(ROOT),
+        "versions": {}, "titles": {key: each.title for key, each in BACKENDS.items()},
+        "command": ["compare.py"], "repeats": 1, "confidence": 0.95, "cluster": vars(P3DN), "scale": scale,
+        "launches": 6, "options": {},
+    }  # fmt: skip
+    text = report_of(facts, projected, launches, complete=True).markdown
+    matrices = text.split("### Scaling: ")[1:]
+    assert [each.splitlines()[0] for each in matrices] == [
+        "bert_2_128_2, gradients in float32, 10 Gbit/s: tokens/s, speed-up, expansion",
+        "trace, gradients in float32, 10 Gbit/s: speed-up, expansion",
+    ]
+    assert matrices[0].splitlines()[2:6] == [
+        "| backend | 1 host | 2 hosts | 8 hosts |",
+        "| --- | ---: | ---: | ---: |",
+        "| Horovod, MPI | 2,048,000, 1.00, 1.000 | 3,276,800, 1.60, 0.800 | 8,192,000, 4.00, 0.500 |",
+        "| BytePS separate:n/2 | 2,048,000, 1.00, 1.000 | 4,096,000, 2.00, 1.000 | – |",
+    ]
+    assert "| Horovod, MPI | 1.00, 1.000 | 1.60, 0.800 |" in matrices[1]
 
 
 @pytest.mark.alone
