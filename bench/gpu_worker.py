@@ -23,11 +23,12 @@ import numpy as np
 
 from base.errors import is_out_of_memory
 from base.memory import peak_of
-from bench.ours import Kind, pretraining_step
+from bench.ours import Kind, Network, pretraining_step
 from bench.work import VOCABULARY
 from bert.configuration import named_config
 from data.pretraining.batches import dummy_batch
 from lamb_paper import default_max_predictions
+from tasks.pretraining.task import Pretraining
 from training.optimizer.scaler import DynamicScaler, LossScaler, StaticScaler
 from training.step import TrainStep
 
@@ -134,7 +135,8 @@ def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
         sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
         model, dtype = rest[1:3]
         scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
-        take = pretraining_step(named_config(model), Kind(device, dtype), sizes.accumulate, scaler).step
+        network = Network(Pretraining(), named_config(model), VOCABULARY, Kind(device, dtype))
+        take = pretraining_step(network, sizes.accumulate, scaler)
         return {"losses": losses, "speed": speed}[what](take, scaler, sizes, device)
     except (mx.MXNetError, MemoryError) as error:
         if not is_out_of_memory(error):

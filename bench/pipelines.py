@@ -31,7 +31,7 @@ from base import machine
 from base.command_line import at_least, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.tables import Row, Table, terminal
-from bench.harness import end_at, finish, measurement, ratios, settle, spread, with_progress
+from bench.harness import Measurement, end_at, finish, ratios, spread, with_progress
 from bench.launches import ROOT, step_seconds
 from bench.launches import command as launch_command
 from bench.launches import launch as run_command
@@ -48,23 +48,6 @@ TIME_LIMIT = 600.0  # seconds for one launch
 LENGTH = 128
 LOG_INTERVAL = 3
 SPEED, MEMORY, LIMIT = PARTS = ("speed", "memory", "limit")
-USUAL = {
-    "parts": list(PARTS),
-    "stages": [2],
-    "micro_batches": [1, 2, 4, 8, 16],
-    "repeats": 5,
-    "model": "bert_8_512_8",
-    "batch_size": 4,
-    "steps": 12,
-    "large_model": "bert_12_768_12",
-}
-QUICK = {
-    "micro_batches": [1, 4],
-    "repeats": 1,
-    "model": "bert_2_128_2",
-    "steps": 6,
-    "large_model": "bert_12_512_8",
-}
 _MIB = 1 << 20
 
 
@@ -246,20 +229,19 @@ def _reason(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = measurement(
-        "pipelines", __doc__, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps"
-    )
-    add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, help="(default: all)")
-    add("--stages", type=at_least(2), nargs="+", metavar="S", help="of speed; memory: the greatest (2)")
-    add("--micro_batches", type=positive_int, nargs="+", metavar="M", help="of a step (1 2 4 8 16)")
-    add("--repeats", type=positive_int, metavar="N", help="launches of each, for speed (5)")
-    add("--model", help="of speed and memory (bert_8_512_8)")
-    add("--batch_size", type=positive_int, metavar="B", help="sequences of a micro-batch (4)")
-    add("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (12)")
-    add("--large_model", help="of limit (bert_12_768_12)")
-    options = parser.parse_args(arguments)
-    settle(options, USUAL, QUICK)
+    text = "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps"
+    parser = Measurement("pipelines", __doc__, text)
+    add = parser.option
+    add("--parts", list(PARTS), nargs="+", choices=PARTS)
+    add("--stages", [2], None, "of speed; memory: the greatest", type=at_least(2), nargs="+", metavar="S")
+    several = {"type": positive_int, "nargs": "+", "metavar": "M"}
+    add("--micro_batches", [1, 2, 4, 8, 16], [1, 4], "of a step", **several)
+    add("--repeats", 5, 1, "launches of each, for speed", type=positive_int, metavar="N")
+    add("--model", "bert_8_512_8", "bert_2_128_2", "of speed and memory")
+    add("--batch_size", 4, None, "sequences of a micro-batch", type=positive_int, metavar="B")
+    add("--steps", 12, 6, "of a launch", type=at_least(LOG_INTERVAL), metavar="N")
+    add("--large_model", "bert_12_768_12", "bert_12_512_8", "of limit")
+    options = parser.settle(parser.parse_args(arguments))
     for name in (options.model, options.large_model):
         named_config(name)
     end_at(signal.SIGINT, signal.SIGTERM)  # with the launch
