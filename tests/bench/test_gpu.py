@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+import mxnet as mx
+import numpy as np
 import pytest
 
 from bench.gpu import Failed, Result, Work, check, report, started, without_code
+from bench.ours import Kind, Network
+from bert.configuration import named_config
+from bert.model import network_parameters
+from tasks.pretraining.task import Pretraining
 from tests.processes import ROOT, run_command
 
 WORK = Work("cpu", 2, ["bert_1_32_2"], 2, 16, 8)
@@ -44,6 +50,13 @@ def test_the_measuring_code_runs_on_the_cpu(trial):
 
 def test_too_much_memory_is_shown_as_such(trial):
     assert "allocate" in trial[1]["results"][1]["seen"]
+
+
+def test_float16_has_parameters_of_its_own():
+    """Only a GPU can take a step in it; with float32's its first operator fails there."""
+    kind = Kind(mx.cpu(), "float16", operators="mxnet")
+    network = Network(Pretraining(), named_config("bert_1_32_2"), 100, kind).network
+    assert all(np.dtype(each.dtype) == np.float16 for each in network_parameters(network).values())
 
 
 def test_a_part_that_breaks_off_has_not_passed():
