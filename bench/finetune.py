@@ -298,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scores: Mapping[str, Any] = {}
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
-            with Contestants(TITLES) as contestants:
+            with Contestants() as contestants:
                 for key, python in ((OURS, sys.executable), (TORCH, options.torch_python)):
                     if python is not None:
                         words = [python, "-m", MODULES[key], "finetune", folder, dtype]

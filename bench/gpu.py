@@ -143,7 +143,7 @@ def precision(work: Work) -> list[Result]:
     """The losses of the short type against float32's."""
     results = []
     for model in work.models:
-        both = [ask(["losses", work.device, model, dtype, *work.sizes(1)]) for dtype in ("float32", work.low)]
+        both = [ask(["steps", work.device, model, dtype, *work.sizes(1)]) for dtype in ("float32", work.low)]
         short = next((seen["out_of_memory"] for seen in both if "out_of_memory" in seen), None)
         name = f"{model}, {work.low} against float32"
         if short:
@@ -167,7 +167,7 @@ def speed(work: Work) -> list[Result]:
     for model in work.models:
         for dtype in ("float32", work.low):
             for accumulate in ACCUMULATE:
-                seen = ask(["speed", work.device, model, dtype, *work.sizes(accumulate)])
+                seen = ask(["steps", work.device, model, dtype, *work.sizes(accumulate)])
                 text = (
                     f"out of memory: {seen['out_of_memory']}"
                     if "out_of_memory" in seen

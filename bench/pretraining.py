@@ -146,7 +146,7 @@ def measure(settings: Settings, folder: str, torch_python: str | None) -> tuple[
             found[key].held_out.append(answer["held_out"])
             found[key].seconds.append(answer["seconds"])
 
-    with Contestants(titles) as running:
+    with Contestants() as running:
         for key, (name, seed, python) in chosen.items():
             words = [python, "-m", MODULES[name], PRETRAINING, folder, str(seed)]
             running.start(key, titles[key], words, name != OURS)

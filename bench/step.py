@@ -136,7 +136,7 @@ def run_session(
 ) -> Session:
     """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
     idle_cpu = idle_wall = 0.0
-    with Contestants({key: CONTESTANTS[key].title for key in keys}) as running:
+    with Contestants() as running:
         for key in keys:
             name = f"{CONTESTANTS[key].title} ({work})"
             peer = CONTESTANTS[key].module != CONTESTANTS[OURS].module

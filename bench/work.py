@@ -15,7 +15,6 @@ DROPOUT = 0.1
 MODELS = {"base": "bert_12_768_12", "large": "bert_24_1024_16"}
 DTYPES = ("float32", "bfloat16")
 SPLIT = BFLOAT16X3  # ours alone: the peers, which have no such products, then compute in float32
-SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 
 
 class Batch(NamedTuple):

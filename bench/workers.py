@@ -97,17 +97,6 @@ def nothing() -> Results:
     return {}
 
 
-def best_gflops(multiply: Callable[[], object], gflop: float, seconds: float = 1.5) -> float:
-    """The highest rate of several runs of `multiply`, which takes `gflop` 10^9 operations."""
-    multiply()
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        begun = time.perf_counter()
-        multiply()
-        best = max(best, gflop / (time.perf_counter() - begun))
-    return best
-
-
 def find_torch_python(given: str | None, environ: Mapping[str, str], root: Path = ROOT) -> str | None:
     """The interpreter of an environment with torch: `given`, else TORCH_PYTHON, else .venv-torch; None where
     there is none.
@@ -228,11 +217,10 @@ class Contestants:
         failed: whether one began and did not come through.
     """
 
-    def __init__(self, titles: Mapping[str, str]):
+    def __init__(self) -> None:
         self.facts: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self.failed = False
-        self._titles = titles
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Contestants:
@@ -279,6 +267,7 @@ class Contestants:
         except (Unsupported, WorkerError) as error:
             self.failed |= isinstance(error, WorkerError)
             self.left_out[key] = str(error)
-            print(f"  {self._titles[key]}: {error}", file=sys.stderr, flush=True)
-            self._workers.pop(key).__exit__()
+            worker = self._workers.pop(key)
+            print(f"  {worker.name}: {error}", file=sys.stderr, flush=True)
+            worker.__exit__()
             return None

@@ -32,24 +32,15 @@ def test_gpus_that_mxnet_has_no_code_for():
     assert "3.7" in without_code([(3, 7)]) and "12.0" in without_code([(12, 0)])
 
 
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory):
-    """The parts of one process each, on the CPU."""
-    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+def test_the_measuring_code_runs_on_the_cpu(tmp_path):
+    """The parts of one process each."""
+    path = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--json", str(path)]
     result = run_command([*command, "--parts", "precision", "memory"], cwd=ROOT)
-    return result, json.loads(path.read_text("utf-8"))
-
-
-def test_the_measuring_code_runs_on_the_cpu(trial):
-    result, figures = trial
     assert result.returncode == 0, result.stdout + result.stderr
-    assert [row["part"] for row in figures["results"]] == ["precision", "memory"]
+    rows = json.loads(path.read_text("utf-8"))["results"]
+    assert [row["part"] for row in rows] == ["precision", "memory"] and "allocate" in rows[1]["seen"]
     assert "this CPU: a trial" in result.stdout and result.stdout.strip().endswith("passed: all 2 checks")
-
-
-def test_too_much_memory_is_shown_as_such(trial):
-    assert "allocate" in trial[1]["results"][1]["seen"]
 
 
 def test_float16_has_parameters_of_its_own():

@@ -160,7 +160,7 @@ def test_a_contestant_that_fails_is_left_out():
         "dies": "os._exit(3)",
         "diverges": "(lambda: {'loss': float('nan')})",
     }
-    with Contestants({**{key: key.upper() for key in steps}, "unable": "UNABLE"}) as running:
+    with Contestants() as running:
         for key, step in steps.items():
             running.start(key, key, [sys.executable, "-c", code.format(step)], False)
         assert running.keys == list(steps) and not running.failed
