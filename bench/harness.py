@@ -11,9 +11,7 @@ import statistics
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
-
-from tqdm import tqdm
+from typing import Any, Callable, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
 
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
@@ -88,16 +86,6 @@ def end_at(*numbers: int) -> None:
 
     for number in numbers:
         signal.signal(number, leave)
-
-
-def with_progress(items: Sequence[T]) -> Iterator[T]:
-    """Yields `items` with a bar on a terminal, and in a log with a line before each, on standard error."""
-    if sys.stderr.isatty():
-        yield from tqdm(items)
-        return
-    for number, item in enumerate(items, 1):
-        note(f"{number}/{len(items)}: {item}")
-        yield item
 
 
 class Measurement(OptionParser):

@@ -18,8 +18,8 @@ above what the larger stage needs by a third of what one process needs more.
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import signal
 import statistics
 import sys
@@ -31,7 +31,7 @@ from base import machine
 from base.command_line import at_least, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.tables import Row, Table, terminal
-from bench.harness import Measurement, end_at, finish, ratios, spread, with_progress
+from bench.harness import Measurement, end_at, finish, note, ratios, spread, take_rounds
 from bench.launches import ROOT, step_seconds
 from bench.launches import command as launch_command
 from bench.launches import launch as run_command
@@ -93,8 +93,10 @@ def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str
     return launch_command(launch.ranks, words, measured)
 
 
-def run(launch: Launch, work: Work, limit: int | None = None) -> Outcome:
-    """Runs it. With a `limit` a failure is an outcome too; else it is SystemExit with its last lines."""
+def run(launch: Launch, work: Work, part: str, limit: int | None = None) -> Outcome:
+    """Runs it and says so, for `part`. With a `limit` a failure is an outcome too; else it is SystemExit with
+    its last lines."""
+    note(f"{part}: {launch}")
     with tempfile.TemporaryDirectory() as folder:
         words = command(launch, work, folder, limit or 0)
         code, text = run_command(words, TIME_LIMIT, {"OMP_NUM_THREADS": "1"})
@@ -118,10 +120,13 @@ def measure_speed(
     repeat; each repeat runs all of them once."""
     pipelines = [Launch(each, each, count) for each in stages for count in micro_batches]
     every = list(dict.fromkeys([*pipelines, *map(beside, pipelines)]))
-    rounds: list[dict[Launch, float]] = [{} for _ in range(repeats)]
-    todo = [(number, launch) for number in range(repeats) for launch in every]
-    for number, launch in with_progress(todo):
-        rounds[number][launch] = (run(launch, work).step_s or math.nan) / launch.micro_batches
+
+    def take(launch: Launch, number: int) -> float:
+        step_s = run(launch, work, f"{SPEED} {number + 1}/{repeats}").step_s
+        assert step_s is not None  # else it would have ended
+        return step_s / launch.micro_batches
+
+    rounds = take_rounds(every, repeats, take)
     found = []
     for launch in pipelines:
         named = [{"pipeline": one[launch], "ranks": one[beside(launch)]} for one in rounds]
@@ -162,10 +167,10 @@ def measure_memory(work: Work, stages: int, micro_batches: Sequence[int]) -> lis
     """The greatest resident bytes of each stage, by schedule and micro-batches."""
     found = []
     schedules = (ONE_F_ONE_B, GPIPE)
-    every = [Launch(stages, stages, count, schedule) for schedule in schedules for count in micro_batches]
-    for launch in with_progress(every):
-        resident = [rank["resident"] for rank in run(launch, work).ranks]
-        found.append({"schedule": launch.schedule, "micro_batches": launch.accumulate, "resident": resident})
+    for schedule, count in itertools.product(schedules, micro_batches):
+        ranks = run(Launch(stages, stages, count, schedule), work, MEMORY).ranks
+        resident = [rank["resident"] for rank in ranks]
+        found.append({"schedule": schedule, "micro_batches": count, "resident": resident})
     return found
 
 
@@ -192,7 +197,8 @@ def measure_limit(work: Work) -> dict[str, Any]:
     """
     launches = {"one process": Launch(1, 1, 2), "two stages": Launch(2, 2, 2)}
     sizes = {
-        name: [rank["address_space"] for rank in run(launch, work).ranks] for name, launch in launches.items()
+        name: [rank["address_space"] for rank in run(launch, work, LIMIT).ranks]
+        for name, launch in launches.items()
     }
     if max(sizes["one process"]) < 1.05 * max(sizes["two stages"]):
         raise InputError(
@@ -200,7 +206,7 @@ def measure_limit(work: Work) -> dict[str, Any]:
             "model of more layers"
         )
     limit = (max(sizes["one process"]) + 2 * max(sizes["two stages"])) // 3
-    under = {name: run(launch, work, limit) for name, launch in launches.items()}
+    under = {name: run(launch, work, LIMIT, limit) for name, launch in launches.items()}
     lines = {name: _reason(each.text) for name, each in under.items()}
     steps = {name: each.step_s for name, each in under.items()}
     return {"address_space": sizes, "limit": limit, "step_s": steps, "reason": lines}
