@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import gluonnlp
 import mxnet as mx
@@ -246,29 +246,40 @@ def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     return compute, {"gflop": gflop(chosen), "square_gflops": peak}
 
 
-def set_up(what: str, first: str, *words: str) -> tuple[Steps, dict[str, Any]]:
+def set_up_contestant(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
+    """A contestant of bench/step.py, of the words of its work."""
+    work = Work.read(words)
+    if key == "products":
+        return set_up_products(work)
+    return set_up_step(work, "auto" if key == OURS else "mxnet")
+
+
+def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
+    made: list[Ours] = []
+
+    def make(kind: str, settings: Settings) -> Ours:
+        made.append(Ours(kind, folder, settings, dtype))
+        return made[-1]
+
+    steps = serve_finetuning(folder, OURS, make, pads=False)
+    return steps, {"operators": made[0].built.operators}
+
+
+def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
+    learner = Ours(PRETRAINING, folder, read_settings(folder))
+    return serve_pretraining(folder, int(seed), learner), {"operators": learner.built.operators}
+
+
+SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
+    "step": set_up_contestant,
+    "finetune": set_up_finetuning,
+    "pretraining": set_up_pretraining,
+}
+
+
+def set_up(what: str, *words: str) -> tuple[Steps, dict[str, Any]]:
     """Steps and facts, from the words of the command line."""
-    steps: Steps
-    if what == "step":
-        work = Work.read(words)
-        if first == "products":
-            steps, facts = set_up_products(work)
-        else:
-            steps, facts = set_up_step(work, "auto" if first == OURS else "mxnet")
-    elif what == "finetune":
-        (dtype,) = words
-        made: list[Ours] = []
-
-        def make(kind: str, settings: Settings) -> Ours:
-            made.append(Ours(kind, first, settings, dtype))
-            return made[-1]
-
-        steps = serve_finetuning(first, OURS, make, pads=False)
-        facts = {"operators": made[0].built.operators}
-    else:
-        learner = Ours(PRETRAINING, first, read_settings(first))
-        steps = serve_pretraining(first, int(words[0]), learner)
-        facts = {"operators": learner.built.operators}
+    steps, facts = SET_UPS[what](*words)
     mx.nd.waitall()
     versions = {"MXNet": mx.__version__, "GluonNLP": gluonnlp.__version__}
     return steps, {**versions, "threads": int(os.environ["OMP_NUM_THREADS"]), **facts}

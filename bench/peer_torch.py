@@ -116,14 +116,11 @@ def unpadded_loss(model: Any, batch: Tensors) -> Sequence[Any]:
     """The loss of questions without the logits of padding, as in ours: the model's own takes these for wrong
     answers."""
     outputs, padding = model(**without_answers(batch)), ~batch["attention_mask"].bool()
-    losses = [
-        cross_entropy(logits.float().masked_fill(padding, -1e9), batch[places])
-        for places, logits in (
-            ("start_positions", outputs.start_logits),
-            ("end_positions", outputs.end_logits),
-        )
-    ]
-    return [sum(losses) / 2]
+    starts, ends = (
+        logits.float().masked_fill(padding, -1e9) for logits in (outputs.start_logits, outputs.end_logits)
+    )
+    both = cross_entropy(starts, batch["start_positions"]), cross_entropy(ends, batch["end_positions"])
+    return [sum(both) / 2]
 
 
 def without_answers(batch: Tensors) -> Tensors:
@@ -262,8 +259,11 @@ def fastest_attention(folder: str, dtype: str) -> str:
     return min(seconds, key=lambda attention: seconds[attention])
 
 
-def set_up_step(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
-    if kind == "torch_high":
+def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
+    """A contestant of bench/step.py, of the words of its work."""
+    work = Work.read(words)
+    check(work.peers_dtype)
+    if key == "torch_high":
         torch.set_float32_matmul_precision("high")
     size, (sequences, length, positions) = work.config, work.batch
     torch.manual_seed(0)
@@ -287,7 +287,7 @@ def set_up_step(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
     is_next = torch.zeros(sequences, dtype=torch.long)
     batch = {"input_ids": ids, "token_type_ids": segments, "labels": labels, "next_sentence_label": is_next}
     compute, decoded = own_loss, length
-    if kind == "torch_masked":
+    if key == "torch_masked":
         compute, decoded = masked_losses, positions
         batch.update(labels=labels[masked], rows=masked.flatten().nonzero().flatten())
     facts = {
@@ -304,26 +304,38 @@ def set_up_step(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
     return take_step, facts
 
 
-def set_up(what: str, first: str, *words: str) -> tuple[Steps, dict[str, Any]]:
-    """Steps and facts, from the words of the command line."""
-    transformers.logging.set_verbosity_error()
-    steps: Steps
-    dtype = Work.read(words).peers_dtype if what == "step" else words[0] if what == "finetune" else "float32"
+def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
+    check(dtype)
+    attention = fastest_attention(folder, dtype)
+
+    def make(kind: str, settings: Settings) -> Torch:
+        return Torch(kind, folder, settings, dtype, attention)
+
+    return serve_finetuning(folder, TORCH, make, pads=True), {"attention": attention}
+
+
+def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
+    learner = Torch(PRETRAINING, folder, read_settings(folder), "float32")
+    return serve_pretraining(folder, int(seed), learner), {"attention": learner.attention}
+
+
+def check(dtype: str) -> None:
+    """Raises Unsupported for a number type that PyTorch has not."""
     if not hasattr(torch, dtype):
         raise Unsupported(f"PyTorch has no {dtype}")
-    if what == "step":
-        steps, facts = set_up_step(first, Work.read(words))
-    elif what == "finetune":
-        attention = fastest_attention(first, dtype)
 
-        def make(kind: str, settings: Settings) -> Torch:
-            return Torch(kind, first, settings, dtype, attention)
 
-        steps, facts = serve_finetuning(first, TORCH, make, pads=True), {"attention": attention}
-    else:
-        learner = Torch(PRETRAINING, first, read_settings(first), dtype)
-        steps = serve_pretraining(first, int(words[0]), learner)
-        facts = {"attention": learner.attention}
+SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
+    "step": set_up_step,
+    "finetune": set_up_finetuning,
+    "pretraining": set_up_pretraining,
+}
+
+
+def set_up(what: str, *words: str) -> tuple[Steps, dict[str, Any]]:
+    """Steps and facts, from the words of the command line."""
+    transformers.logging.set_verbosity_error()
+    steps, facts = SET_UPS[what](*words)
     versions = {"PyTorch": torch.__version__, "transformers": transformers.__version__}
     return steps, {**versions, "threads": torch.get_num_threads(), **facts}
 
