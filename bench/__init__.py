@@ -1,31 +1,25 @@
 """Measurements against peers.
 
-harness            --quick, --json, rounds, quartiles, ratios and the default text of all measurements
-workers            processes that take a step on request: the worker's side, and the parent's
-step               command: a training step, against Hugging Face on PyTorch and GluonNLP
-work               sizes and matrix products of that step
-ours               this project's step, for the workers
-step_ours          the worker of this project
-peer_torch         the worker of Hugging Face on PyTorch
-peer_gluonnlp      the worker of GluonNLP
-loader             command: batches, against GluonNLP's raw path
-raw_path           that path: Google's algorithm, document by document
-tokenize_text      command: tokenizers, against Hugging Face's and GluonNLP's
-questions          command: SQuAD's features, answers and scores, against a pure-Python loop
-question_loop      that loop: Google's algorithms, question by question
-finetune           command: fine-tuning, scores over seeds and speed, against Hugging Face on PyTorch
-finetune_data      questions and sentence pairs to its batches
-finetune_work      its settings and batches in files, and the steps of both workers
-finetune_ours      the worker of this project
-finetune_torch     the worker of Hugging Face on PyTorch
-pretraining        command: the same pretraining, losses and time, against Hugging Face on PyTorch
-pretraining_work   its settings, batches and curves in files, and the steps of both workers
-pretraining_ours   the worker of this project
-pretraining_torch  the worker of Hugging Face on PyTorch, with LAMB after the paper
-launches           of the training script, for the two below
-startup            command: from a launch to the first step, and hparams.py's answer
-pipelines          command: pipelines: throughput against the bubble, memory of the stages
-measured_rank      a rank of bench.pipelines, with its memory measured and limited
-gpu                command: all that a machine with GPUs must show: precision, speed, backends
-gpu_worker         one measurement of bench.gpu
+harness          command lines with --quick and --json, rounds, quartiles, ratios and the default text
+workers          processes that take a step on request: the worker's side, and the parent's
+ours             the worker of this project
+peer_torch       the worker of Hugging Face on PyTorch
+peer_gluonnlp    the worker of GluonNLP
+step             command: a training step, against Hugging Face on PyTorch and GluonNLP
+work             sizes and matrix products of that step
+trainings        settings and batches of trainings in files, and the steps that all workers make of them
+finetune         command: fine-tuning, scores over seeds and speed, against Hugging Face on PyTorch
+finetune_data    questions and sentence pairs to its batches
+pretraining      command: the same pretraining, losses and time, against Hugging Face on PyTorch
+loader           command: batches, against GluonNLP's raw path
+raw_path         that path: Google's algorithm, document by document
+tokenize_text    command: tokenizers, against Hugging Face's and GluonNLP's
+questions        command: SQuAD's features, answers and scores, against a pure-Python loop
+question_loop    that loop: Google's algorithms, question by question
+launches         of the training script, for the two below
+startup          command: from a launch to the first step, and hparams.py's answer
+pipelines        command: pipelines: throughput against the bubble, memory of the stages
+measured_rank    a rank of bench.pipelines, with its memory measured and limited
+gpu              command: all that a machine with GPUs must show: precision, speed, backends
+gpu_worker       one measurement of bench.gpu
 """

@@ -27,7 +27,6 @@ measured where the processor multiplies it; the scores are of float32, with --sc
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -40,70 +39,68 @@ from base import machine
 from base.command_line import count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.tables import Row, Table, terminal
-from base.threads import set_threads
 from bench.finetune_data import SIZES, read_split, shown_sizes, write_cases, write_evaluation, write_trainings
-from bench.finetune_work import (
-    CASES,
-    INITIAL_STDEV,
-    LOSSES,
-    MODEL,
-    SHORT,
-    WITHOUT_PADDING,
-    Settings,
-    logits_name,
-    read_batches,
-    read_losses,
-    training_name,
-    write_settings,
-)
 from bench.harness import (
+    Measurement,
     Spread,
     default_text,
     end_at,
     finish,
     in_turns,
-    measurement,
     note,
     ratios,
-    settle,
     spread,
+    take_rounds,
+    write_questions,
+)
+from bench.trainings import (
+    CASES,
+    EVALUATION,
+    INITIAL_STDEV,
+    LIMIT,
+    LOSSES,
+    MODEL,
+    MODULES,
+    OURS,
+    SHORT,
+    TITLES,
+    TORCH,
+    WITHOUT_PADDING,
+    Settings,
+    logits_name,
+    read_batches,
+    training_name,
+    write_settings,
 )
 from bench.work import DTYPES, native_dtypes
-from bench.workers import NO_TORCH, ROOT, Contestants, find_torch_python
+from bench.workers import NO_TORCH, ROOT, Contestants
 from bert.configuration import named_config
 from bert.weights.bare_params import distinct_shapes
 from bert.weights.exporting import export
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Tensor, Weights
-from data.questions.answers import AnswerSettings, Logits, answer
-from data.questions.cloze import ClozeSettings, make_questions, split_documents
-from data.questions.score import score_v1, score_v2
-from data.questions.squad_files import Questions
-from data.questions.windows import Windows, make_windows
+from data.questions.answers import AnswerSettings
+from data.questions.cloze import split_documents
+from data.questions.windows import QuestionBatch, make_windows
 from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from tasks.seeds import FEWEST_SEEDS, compare_models, summarize
+from tasks.squad.examples import Asked, EvaluationWindows, Scoring
 from training.entry import exit_code
 
-OURS, TORCH = "ours", "torch"
-TITLES = {OURS: "ours", TORCH: "PyTorch"}
-MODULES = {OURS: "bench.finetune_ours", TORCH: "bench.finetune_torch"}
 SCORES = ("f1", "exact_match")
-LIMIT = 1800.0  # seconds of a training
 WARM_UPS = 1
-LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30, unanswerable=0.0)
 Figures = Mapping[str, Any]
 
 
 class Work(NamedTuple):
-    """All that is measured on. `windows`: those of `asked`; `tokens` of each case without padding."""
+    """All that is measured on. `tokens`: of each case without padding."""
 
     folder: str
     settings: Settings
-    asked: Questions
-    windows: Windows
+    asked: Asked
     tokens: Mapping[str, int]
     sizes: str
 
@@ -118,9 +115,8 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
             # Of the questions to train on so many, half as many to evaluate on.
             files = os.path.join(folder, "train.json"), os.path.join(folder, "dev.json")
             halves = split_documents(list(documents(paths)), 0.3, 0)
-            for path, name, part, share in zip(files, ("train", "dev"), halves, (1, 2)):
-                with open(path, "w", encoding="utf-8") as handle:
-                    json.dump(make_questions(part, options.questions // share, LIKE_SQUAD, name), handle)
+            for path, part, share in zip(files, halves, (1, 2)):
+                write_questions(path, part, options.questions // share, unanswerable=0.0)
         if weights is None:
             weights = random_weights(options.model, list(load_vocab(vocab_path).tokens))
     if weights.vocabulary is None:
@@ -135,11 +131,11 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     write_evaluation(folder, windows)
     taught, seeds = make_windows(train, tokenizer, SIZES, training=True), list(range(options.seeds))
     num_steps = write_trainings(folder, taught, seeds, options.epochs)
-    settings = Settings(num_steps, seeds, options.lr, dropout=options.dropout)
+    settings = Settings(num_steps, seeds, options.lr, options.dropout)
     write_settings(folder, settings)
     tokens = write_cases(folder, train, taught, tokenizer)
     sizes = f"{weights.config.description}; {shown_sizes(train, asked, num_steps)}"
-    return Work(folder, settings, asked, windows, tokens, sizes)
+    return Work(folder, settings, Asked(asked, windows), tokens, sizes)
 
 
 def random_weights(model: str, vocabulary: Sequence[str], seed: int = 0, heads: bool = False) -> Weights:
@@ -174,22 +170,17 @@ def losses_line(losses: Mapping[str, Sequence[float]]) -> str:
 def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, dict[int, float]]]:
     """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
     found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
-    version_2 = work.asked.version_2
+    scoring = Scoring(AnswerSettings(version_2=work.asked.questions.version_2), 0.0, work.folder)
+    batches = [QuestionBatch(**batch) for batch in read_batches(work.folder, EVALUATION)]
     for seed in work.settings.seeds:
         for key in in_turns(contestants.keys, seed):
             taken = contestants.step(key, LIMIT, training_name(seed))
             if taken is None:
                 continue
-            # Exact match and F1 of the logits that the contestant has written.
-            logits = Logits(work.windows)
-            for each in read_batches(work.folder, logits_name(key, seed)):
-                logits.put(each["examples"], each["logits"][:, 0], each["logits"][:, 1])
-            answers = answer(work.asked, work.windows, logits, AnswerSettings(version_2=version_2))
-            if version_2:
-                scores = score_v2(work.asked, answers.predictions(0.0), answers.odds())
-                scores["exact_match"] = scores["exact"]
-            else:
-                scores = score_v1(work.asked, answers.predictions())
+            collector = EvaluationWindows(work.asked, scoring).collector()
+            for batch, written in zip(batches, read_batches(work.folder, logits_name(key, seed))):
+                collector.add(batch, [written["logits"]])
+            scores: dict[str, Any] = collector.scores(collector.arrays())
             for name in SCORES:
                 found[name].setdefault(key, {})[seed] = scores[name]
             note(
@@ -202,21 +193,18 @@ def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, 
 def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of each case, by contestant, in every round; the peer's cases with short padding are
     contestants of their own."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    found = {}
     for name in CASES:
-        for number in range(-WARM_UPS, rounds):
-            taken = {}
-            entries = [(key, "") for key in contestants.keys]
-            if name not in WITHOUT_PADDING:
-                entries = [
-                    (k, each) for k in contestants.keys for each in (("",) if k == OURS else ("", SHORT))
-                ]
-            for key, suffix in in_turns(entries, number):
-                answered = contestants.step(key, LIMIT, name + suffix)
-                if answered is not None:
-                    taken[key + suffix] = answered["seconds"]
-            if number >= 0:
-                found[name].append(taken)
+
+        def take(key: str, number: int, name: str = name) -> float | None:
+            contestant, short, _ = key.partition(SHORT)
+            answered = contestants.step(contestant, LIMIT, name + short)
+            return None if answered is None else answered["seconds"]
+
+        keys = contestants.keys
+        if TORCH in keys and name not in WITHOUT_PADDING:
+            keys.append(TORCH + SHORT)
+        found[name] = take_rounds(keys, rounds, take, WARM_UPS)
     return found
 
 
@@ -269,47 +257,28 @@ def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int], title: str) 
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = measurement("finetune", __doc__, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
-    add = parser.add_argument
-    add(
-        "--weights",
-        type=path_name,
-        metavar="PATH",
-        help="a BERT of any format that convert.py reads, with its vocabulary",
-    )
-    add("--model", metavar="NAME", help="of random weights (default: bert_6_384_12)")
+    parser = Measurement("finetune", __doc__, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
+    add, option = parser.add_argument, parser.option
+    text = "a BERT of any format that convert.py reads, with its vocabulary"
+    add("--weights", type=path_name, metavar="PATH", help=text)
+    option("--model", "bert_6_384_12", "bert_2_128_2", "of random weights", metavar="NAME")
     add("--train_file", type=path_name, metavar="JSON", help="questions in SQuAD's format")
     add("--dev_file", type=path_name, metavar="JSON", help="default: the last article of --train_file")
     add("--version_2", action="store_true", help="take questions without an answer too")
-    add("--questions", type=positive_int, metavar="N", help="without --train_file (default: 500)")
-    add("--seeds", type=positive_int, metavar="N", help=f"trainings (default: 5; verdicts: {FEWEST_SEEDS})")
-    add("--epochs", type=positive, help="of a training (default: 2)")
-    add("--lr", type=positive, default=1e-4, help="peak (default: 1e-4)")
-    add(
-        "--dropout",
-        type=rate,
-        default=0.1,
-        help="of trainings and cases; with 0 the contestants differ by rounding alone (default: 0.1)",
-    )
-    add("--rounds", type=count, metavar="N", help="of every case; 0 leaves speed out (default: 5)")
+    option("--questions", 500, 40, "without --train_file", type=positive_int, metavar="N")
+    option("--seeds", 5, 1, f"trainings; {FEWEST_SEEDS} for a verdict", type=positive_int, metavar="N")
+    option("--epochs", 2.0, 1.0, "of a training", type=positive)
+    option("--lr", 1e-4, None, "peak", type=positive)
+    text = "of trainings and cases; with 0 the contestants differ by rounding alone"
+    option("--dropout", 0.1, None, text, type=rate)
+    option("--rounds", 5, 2, "of every case; 0 leaves speed out", type=count, metavar="N")
     add("--dtypes", nargs="+", choices=DTYPES, help="of the cases; default: what the CPU multiplies")
-    add(
-        "--score_dtype",
-        choices=DTYPES,
-        help="of the trainings for the scores (default: the first of --dtypes)",
-    )
-    add("--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers")
-    options = parser.parse_args(arguments)
-    usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 5}
-    quick = {"model": "bert_2_128_2", "questions": 40, "seeds": 1, "epochs": 1.0, "rounds": 2}
-    settle(options, usual, quick)
+    text = "of the trainings for the scores (default: the first of --dtypes)"
+    add("--score_dtype", choices=DTYPES, help=text)
+    parser.contestants_options()
+    options = parser.settle(parser.parse_args(arguments))
     if options.dev_file and not options.train_file:
         parser.error("--dev_file: give --train_file too")
-    try:
-        options.torch_python = find_torch_python(options.torch_python, os.environ)
-        options.threads = set_threads()
-    except (ValueError, InputError) as error:
-        parser.error(str(error))
     return options
 
 
@@ -329,17 +298,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scores: Mapping[str, Any] = {}
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
-            with Contestants(TITLES) as contestants:
+            with Contestants() as contestants:
                 for key, python in ((OURS, sys.executable), (TORCH, options.torch_python)):
                     if python is not None:
-                        words = [python, "-m", MODULES[key], work.folder, dtype]
+                        words = [python, "-m", MODULES[key], "finetune", folder, dtype]
                         contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
                 if dtype == (options.score_dtype or dtypes[0]):
-                    losses = {
-                        key: read_losses(folder, key)
-                        for key in contestants.keys
-                        if contestants.step(key, LIMIT, LOSSES)
-                    }
+                    first = {key: contestants.step(key, LIMIT, LOSSES) for key in contestants.keys}
+                    losses = {key: each["losses"] for key, each in first.items() if each is not None}
                     print(losses_line(losses), end="", flush=True)
                     scores = measure_scores(work, contestants)
                     print(f"{dtype}\n{scores_table(scores)}\n", flush=True)

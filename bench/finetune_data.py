@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from base.errors import InputError
-from bench.finetune_work import (
+from bench.trainings import (
     ANSWERS,
     EVALUATION,
     FULL,

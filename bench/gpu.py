@@ -33,14 +33,12 @@ from base.command_line import positive_int
 from base.errors import InputError
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
-from bench.harness import NOTICE, end_at, measurement, settle, write_figures
+from bench.harness import NOTICE, Measurement, end_at, write_figures
 from bench.workers import ROOT
 from training.entry import exit_code
 
 TIME_LIMIT = 1800.0  # seconds for one process or launch
 BACKENDS = {"hvd": "horovod", "byteps": "byteps"}  # a name here and in the tests' workers
-USUAL = {"models": ["bert_12_768_12", "bert_24_1024_16"], "rows": 32, "length": 128, "steps": 20}
-QUICK = {"models": ["bert_1_32_2"], "rows": 2, "length": 16, "steps": 8}
 ACCUMULATE = (1, 4)
 # Compute capabilities that mxnet-cu112's libmxnet.so has machine code for; code of a minor version serves the
 # later ones of its major version. It has no PTX, from which a driver could make code for others.
@@ -145,7 +143,7 @@ def precision(work: Work) -> list[Result]:
     """The losses of the short type against float32's."""
     results = []
     for model in work.models:
-        both = [ask(["losses", work.device, model, dtype, *work.sizes(1)]) for dtype in ("float32", work.low)]
+        both = [ask(["steps", work.device, model, dtype, *work.sizes(1)]) for dtype in ("float32", work.low)]
         short = next((seen["out_of_memory"] for seen in both if "out_of_memory" in seen), None)
         name = f"{model}, {work.low} against float32"
         if short:
@@ -169,7 +167,7 @@ def speed(work: Work) -> list[Result]:
     for model in work.models:
         for dtype in ("float32", work.low):
             for accumulate in ACCUMULATE:
-                seen = ask(["speed", work.device, model, dtype, *work.sizes(accumulate)])
+                seen = ask(["steps", work.device, model, dtype, *work.sizes(accumulate)])
                 text = (
                     f"out of memory: {seen['out_of_memory']}"
                     if "out_of_memory" in seen
@@ -295,18 +293,19 @@ def report(work: Work, results: Sequence[Result]) -> tuple[Table, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = measurement("gpu", __doc__, "bert_1_32_2, 2 sequences of 16 tokens")
+    parser = Measurement("gpu", __doc__, "bert_1_32_2, 2 sequences of 16 tokens")
+    add = parser.option
+    positive: dict[str, Any] = {"type": positive_int, "metavar": "N"}
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="(default: gpu)")
-    parser.add_argument("--parts", nargs="+", choices=CHECKS, default=list(CHECKS), help="(default: all)")
-    parser.add_argument("--models", nargs="+", metavar="bert_L_H_A", help="(default: BERT-base and -large)")
-    parser.add_argument(
-        "--rows", type=positive_int, metavar="N", help="sequences a micro-batch (default: 32)"
-    )
-    parser.add_argument("--length", type=positive_int, metavar="N", help="tokens a sequence (default: 128)")
-    parser.add_argument("--steps", type=positive_int, metavar="N", help="(default: 20)")
+    add("--parts", list(CHECKS), nargs="+", choices=CHECKS)
+    models = ["bert_12_768_12", "bert_24_1024_16"]
+    add("--models", models, ["bert_1_32_2"], nargs="+", metavar="bert_L_H_A")
+    add("--rows", 32, 2, "sequences a micro-batch", **positive)
+    add("--length", 128, 16, "tokens a sequence", **positive)
+    add("--steps", 20, 8, **positive)
     options = parser.parse_args(arguments)
     options.quick = options.quick or options.device == "cpu"
-    settle(options, USUAL, QUICK)
+    parser.settle(options)
     end_at(signal.SIGINT, signal.SIGTERM)  # with what it has started
     sizes = (options.models, options.rows, options.length, options.steps)
     work = Work(options.device, find_ranks(options.device), *sizes)

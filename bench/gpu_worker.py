@@ -1,12 +1,11 @@
 """Worker: one measurement of bench/gpu.py on one device, as JSON on the last line of its output.
 
     python -m bench.gpu_worker devices
-    python -m bench.gpu_worker losses gpu bert_12_768_12 float16 rows=8 length=128 steps=20 accumulate=1
-    python -m bench.gpu_worker speed gpu bert_12_768_12 float16 rows=32 length=128 steps=10 accumulate=4
+    python -m bench.gpu_worker steps gpu bert_12_768_12 float16 rows=32 length=128 steps=10 accumulate=4
     python -m bench.gpu_worker beyond gpu
 
-losses: the losses of steps on the same few batches, which are learned by heart. speed: seconds of a step and
-memory. beyond: what asking for more memory than any device has is answered with.
+steps: losses of steps on the same few batches, which are learned by heart, their seconds, and memory. beyond:
+what asking for more memory than any device has is answered with.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ import numpy as np
 
 from base.errors import is_out_of_memory
 from base.memory import peak_of
-from bench.ours import Kind, pretraining_step
+from bench.ours import Kind, Network, pretraining_step
 from bench.work import VOCABULARY
 from bert.configuration import named_config
 from data.pretraining.batches import dummy_batch
 from lamb_paper import default_max_predictions
+from tasks.pretraining.task import Pretraining
 from training.optimizer.scaler import DynamicScaler, LossScaler, StaticScaler
 from training.step import TrainStep
 
 LR = 1e-3
+WARM_UPS = 2
 DIFFERENT = 4  # steps with batches of their own; then these again
 BLOCK = 1 << 30  # elements of float64; an array has less than 2^31
 BLOCKS = 64  # 512 GiB: more than any device has
@@ -56,33 +57,29 @@ def batches(sizes: Sizes, step: int) -> list[Any]:
     return [dummy_batch(sizes.rows, sizes.length, masked, VOCABULARY, rng) for _ in range(sizes.accumulate)]
 
 
-def losses(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
-    """Losses of the masked words, each the mean over a step's, and what the loss scale did."""
+def steps(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
+    """Losses of the masked words, each the mean over a step's; what the loss scale did; median seconds of a
+    step behind WARM_UPS that are not counted, sequences a second, bytes of memory."""
     masked = sizes.rows * sizes.accumulate * default_max_predictions(sizes.length)
-    seen, skipped = [], 0
-    for step in range(1, sizes.steps + 1):
-        result = take(step, batches(sizes, step), lr=LR)
-        seen.append(float(result.sums[0].asscalar()) / masked)
-        skipped += not result.applied
-    return {"losses": seen, "skipped": skipped, "scale": scaler.scale}
-
-
-def speed(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
-    """Median seconds of a step behind two that are not counted, sequences a second, bytes of memory."""
-    seconds = []
-    for step in range(1, sizes.steps + 3):
+    losses, seconds, skipped = [], [], 0
+    for step in range(1, WARM_UPS + sizes.steps + 1):
         mine = batches(sizes, step)
         mx.nd.waitall()
         begun = time.perf_counter()
-        take(step, mine, lr=LR)
+        result = take(step, mine, lr=LR)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - begun)
-    median = float(np.median(seconds[2:]))
+        losses.append(float(result.sums[0].asscalar()) / masked)
+        skipped += not result.applied
+    median = float(np.median(seconds[WARM_UPS:]))
     taken = peak_of()  # on a CPU the most that this process has held
     if device.device_type == "gpu":
         free, total = mx.context.gpu_memory_info(device.device_id)
         taken = int(total - free)
     return {
+        "losses": losses,
+        "skipped": skipped,
+        "scale": scaler.scale,
         "step_s": median,
         "sequences_per_s": sizes.rows * sizes.accumulate / median,
         "bytes": taken,
@@ -134,8 +131,9 @@ def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
         sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
         model, dtype = rest[1:3]
         scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
-        take = pretraining_step(named_config(model), Kind(device, dtype), sizes.accumulate, scaler).step
-        return {"losses": losses, "speed": speed}[what](take, scaler, sizes, device)
+        network = Network(Pretraining(), named_config(model), VOCABULARY, Kind(device, dtype))
+        take = pretraining_step(network, sizes.accumulate, scaler)
+        return steps(take, scaler, sizes, device)
     except (mx.MXNetError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

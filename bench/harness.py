@@ -9,21 +9,24 @@ import os
 import signal
 import statistics
 import sys
+from pathlib import Path
 from types import FrameType
-from typing import Any, Iterator, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
-
-from tqdm import tqdm
+from typing import Any, Callable, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
 
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
 from base.files import replacing
+from base.threads import set_threads
+from bench.workers import find_torch_python
 from data.embedded import build as build_embedded
+from data.questions.cloze import ClozeSettings, make_questions
 from data.text.corpus import expand_inputs
 
 NOTICE = "--quick: small sizes and few repeats; these figures are for trying out only"
 VOCAB_SIZE = 4000
 
 T = TypeVar("T")
+U = TypeVar("U")
 Round = Mapping[str, float]  # contestant -> seconds in this round
 
 
@@ -58,6 +61,18 @@ def in_turns(items: Sequence[T], number: int) -> list[T]:
     return [*items[first:], *items[:first]]
 
 
+def take_rounds(
+    keys: Sequence[T], rounds: int, take: Callable[[T, int], U | None], warm_ups: int = 0
+) -> list[dict[T, U]]:
+    """Results of `take(key, number)` for every contestant in each round, in turns; None is left out. So many
+    `warm_ups` go before the rounds, with negative numbers, and do not count."""
+    found = []
+    for number in range(-warm_ups, rounds):
+        taken = {key: take(key, number) for key in in_turns(keys, number)}
+        found.append({key: value for key, value in taken.items() if value is not None})
+    return found[warm_ups:]
+
+
 def note(text: str) -> None:
     """Shows progress on standard error."""
     print(text, file=sys.stderr, flush=True)
@@ -73,28 +88,59 @@ def end_at(*numbers: int) -> None:
         signal.signal(number, leave)
 
 
-def with_progress(items: Sequence[T]) -> Iterator[T]:
-    """Yields `items` with a bar on a terminal, and in a log with a line before each, on standard error."""
-    if sys.stderr.isatty():
-        yield from tqdm(items)
-        return
-    for number, item in enumerate(items, 1):
-        note(f"{number}/{len(items)}: {item}")
-        yield item
-
-
-def measurement(name: str, description: str | None, quick: str) -> OptionParser:
+class Measurement(OptionParser):
     """The command line of `python -m bench.NAME`, described by its module's text, with the options --quick,
-    which here means `quick`, and --json."""
-    parser = OptionParser(
-        prog=f"python -m bench.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--quick", action="store_true", help=f"does everything run? ({quick})")
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    return parser
+    which here means `quick`, and --json FILE (without `writes`: --json, which prints)."""
+
+    def __init__(self, name: str, description: str | None, quick: str, writes: bool = True):
+        super().__init__(
+            prog=f"python -m bench.{name}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._values: dict[str, tuple[Any, Any]] = {}
+        self.add_argument("--quick", action="store_true", help=f"does everything run? ({quick})")
+        if writes:
+            self.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
+        else:
+            self.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    def option(self, flag: str, usual: Any, quick: Any = None, help: str = "", **keywords: Any) -> None:
+        """Adds an option for `settle`: its value where it is left out, which the help then has too, and that
+        with --quick (None: the same)."""
+        shown = " ".join(map(str, usual)) if isinstance(usual, list) else usual
+        name = self.add_argument(flag, help=f"{help} (default: {shown})".lstrip(), **keywords).dest
+        self._values[name] = usual, usual if quick is None else quick
+
+    def text_options(self, text: str = "text files, a sentence a line") -> None:
+        """Adds --input and --vocab, for `given_text`."""
+        self.add_argument("--input", type=path_names, metavar="GLOB", help=text)
+        vocab = "BERT vocab.txt, needed with --input"
+        self.add_argument("--vocab", type=path_name, metavar="FILE", help=vocab)
+
+    def contestants_options(self) -> None:
+        """Adds --torch_python; `settle` then finds the interpreter, None where there is none, and has this
+        process and all that it starts compute in `threads` threads."""
+        text = "interpreter with torch and transformers"
+        self.add_argument("--torch_python", type=path_name, metavar="PATH", help=text)
+
+    def settle(self, options: argparse.Namespace) -> argparse.Namespace:
+        """Gives every option that was left out (None) its value. What is named on the command line stays.
+
+        Raises:
+            InputError: of contestants, the interpreter that is named does not exist.
+        """
+        for name, values in self._values.items():
+            if getattr(options, name) is None:
+                setattr(options, name, values[options.quick])
+        if hasattr(options, "torch_python"):
+            try:
+                options.torch_python = find_torch_python(options.torch_python, os.environ)
+            except ValueError as error:
+                self.error(str(error))
+            options.threads = set_threads()
+        return options
 
 
 def finish(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
@@ -103,15 +149,6 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
         write_figures(options.json, {"quick": options.quick, **figures})
     if options.quick:
         print(NOTICE, flush=True)
-
-
-def settle(options: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping[str, Any]) -> None:
-    """Gives every option that was left out (None) its value: that of `quick`, where --quick is given and has
-    one, else the usual one. What is named on the command line stays."""
-    values = {**usual, **(quick if options.quick else {})}
-    for name, value in values.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
 
 
 def write_figures(path: str, figures: Mapping[str, Any]) -> None:
@@ -138,12 +175,6 @@ def default_text(folder: str) -> tuple[list[str], str]:
     return sorted(glob.glob(os.path.join(folder, "corpus", "train-*.txt"))), os.path.join(folder, "vocab.txt")
 
 
-def add_text_options(parser: OptionParser, text: str = "text files, a sentence a line") -> None:
-    """Adds --input and --vocab, for `given_text`."""
-    parser.add_argument("--input", type=path_names, metavar="GLOB", help=text)
-    parser.add_argument("--vocab", type=path_name, metavar="FILE", help="BERT vocab.txt, needed with --input")
-
-
 def given_text(options: argparse.Namespace, folder: str) -> tuple[list[str], str]:
     """Files of --input and the vocabulary of --vocab; without them those of `default_text`.
 
@@ -155,3 +186,12 @@ def given_text(options: argparse.Namespace, folder: str) -> tuple[list[str], str
     if options.input:
         return expand_inputs(options.input, "--input"), options.vocab
     return default_text(folder)
+
+
+def write_questions(path: str, texts: Sequence[Sequence[str]], wanted: int, **settings: Any) -> None:
+    """Writes so many questions about documents, with contexts of 120 words, in SQuAD's format; the file's
+    name goes into their seed. `settings`: more of ClozeSettings."""
+    like_squad = ClozeSettings(context_words=120, question_words=30, **settings)
+    content = make_questions(texts, wanted, like_squad, Path(path).stem)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)

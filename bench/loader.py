@@ -26,14 +26,14 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from base.command_line import positive_int
 from base.errors import InputError
 from base.tables import EMPTY, Row, Table, terminal
-from bench.harness import add_text_options, finish, given_text, measurement, settle
+from bench.harness import Measurement, finish, given_text, take_rounds
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
 from data.masked_copies import CopiesConfig, masked_plan
@@ -157,15 +157,15 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
     return sources
 
 
-def summarize(figures: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+def summarize(repeats: Sequence[Mapping[str, Mapping[str, float]]]) -> list[dict[str, Any]]:
     """Rows of the table: medians, and the ratio to GluonNLP's path within a repeat."""
     rows = []
-    for name, repeats in figures.items():
-        peer = figures[f"GluonNLP, {name.split(', ')[1]}"]
-        ratios = [mine["in all"] / theirs["in all"] for mine, theirs in zip(repeats, peer)]
+    for name in repeats[0]:
+        peer = f"GluonNLP, {name.split(', ')[1]}"
+        ratios = [each[name]["in all"] / each[peer]["in all"] for each in repeats]
         row: dict[str, Any] = {"name": name}
         for column in ("tokens/s", "plan", "in all"):
-            values = [repeat[column] for repeat in repeats if column in repeat]
+            values = [each[name][column] for each in repeats if column in each[name]]
             row[column] = statistics.median(values) if values else None
         rows.append(
             {**row, "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
@@ -186,12 +186,12 @@ def table(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = measurement("loader", __doc__, "1 repeat, 10 batches, little text")
-    add_text_options(parser)
-    parser.add_argument("--repeats", type=positive_int, metavar="N", help="of all rows (default: 5)")
-    parser.add_argument("--batches", type=positive_int, metavar="N", help="a measurement (default: 100)")
-    options = parser.parse_args(arguments)
-    settle(options, {"repeats": 5, "batches": 100}, {"repeats": 1, "batches": 10})
+    """The command; returns its exit code."""
+    parser = Measurement("loader", __doc__, "1 repeat, 10 batches, little text")
+    parser.text_options()
+    parser.option("--repeats", 5, 1, "of all rows", type=positive_int, metavar="N")
+    parser.option("--batches", 100, 10, "a measurement", type=positive_int, metavar="N")
+    options = parser.settle(parser.parse_args(arguments))
     scale = QUICK if options.quick else Scale()
     with tempfile.TemporaryDirectory() as folder:
         paths, vocab_path = given_text(options, folder)
@@ -199,21 +199,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with open(paths[0], encoding="utf-8") as handle:
             lines = list(itertools.islice(handle, scale.raw_lines))
         vocabulary = load_vocab(vocab_path).tokens
-        figures: dict[str, list[dict[str, float]]] = {}
         tokenize = gluonnlp_tokenizer(vocabulary)
-        for repeat, length in itertools.product(range(options.repeats), PREDICTIONS):
-            raw = measure_raw_path(lines, vocabulary, tokenize, length, repeat)
-            figures.setdefault(f"GluonNLP, {length}", []).append(raw)
-            for name, source in sources.items():
-                if name.startswith(f"ours, {length}"):
-                    figures.setdefault(name, []).append(measure_loader(source, options.batches, repeat))
+        peers = {f"GluonNLP, {length}": length for length in PREDICTIONS}
+
+        def measure(name: str, repeat: int) -> dict[str, float]:
+            if name in peers:
+                return measure_raw_path(lines, vocabulary, tokenize, peers[name], repeat)
+            return measure_loader(sources[name], options.batches, repeat)
+
+        names = [
+            name
+            for peer, length in peers.items()
+            for name in (peer, *(each for each in sources if each.startswith(f"ours, {length}")))
+        ]
+        repeats = take_rounds(names, options.repeats, measure)
         waiting = {}
         for count in (1, 2, 8):
             threads = f"{count} prefetching thread{'s' if count > 1 else ''}"
             waiting[f"ours, 128, {threads}"] = measure_waiting(sources["ours, 128"], count, scale.steps)
-    rows = summarize(figures)
+    rows = summarize(repeats)
     print(terminal(table(rows, waiting)))
-    finish(options, {"rows": rows, "repeats": figures, "waiting": waiting})
+    of_names = {name: [each[name] for each in repeats] for name in names}
+    finish(options, {"rows": rows, "repeats": of_names, "waiting": waiting})
     return 0
 
 

@@ -1,36 +1,67 @@
-"""This project's pretraining step in one process, as training/run.py puts it together, for workers."""
+"""Worker: this project's training steps in one process, as training/run.py puts them together.
+
+    python -m bench.ours step ours|ours_mxnet|products MODEL 128|512 float32|bfloat16|bfloat16x3
+    python -m bench.ours finetune FOLDER float32|bfloat16
+    python -m bench.ours pretraining FOLDER SEED
+
+See bench/workers.py for what it reads and writes, bench/trainings.py for the folder. "ours" is on the fused
+operators of native/operators, "ours_mxnet" on MXNet's own, as on machines where they are not built, and
+"products" the matrix products of the step alone.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import sys
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+import gluonnlp
 import mxnet as mx
+import numpy as np
 
 from base.errors import InputError
-from bench.work import VOCABULARY
-from bench.workers import Unsupported
+from bench.trainings import (
+    MODEL,
+    OURS,
+    PAIRS,
+    PRETRAINING,
+    WINDOWS,
+    Arrays,
+    ReadLosses,
+    Settings,
+    head_weights,
+    model_name,
+    read_settings,
+    serve_finetuning,
+    serve_pretraining,
+)
+from bench.work import DROPOUT, VOCABULARY, Product, Work, gflop, products
+from bench.workers import ReadResults, Steps, TakeStep, Unsupported, nothing, serve
 from bert.configuration import BertConfig
-from bert.model import build_model, initialize, trainable
-from bert.operators import choose_operators
+from bert.model import build_model, initialize, network_parameters, trained
+from bert.operators import choose_operators, load_operators
+from bert.weights.opening import open_weights
 from comm.local import LocalCommunicator
+from data.classification.features import Batch as PairBatch
+from data.pretraining.batches import Batch, dummy_batch
+from data.questions.windows import QuestionBatch
+from tasks.base import Task
+from tasks.classification.task import Classification
 from tasks.pretraining.task import Pretraining
+from tasks.squad.task import QuestionAnswering
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import LossScaler, StaticScaler
-from training.step import StepSettings, TrainStep
+from training.optimizer.update_rule import Rule
+from training.profiling.peak import matrix_peak
+from training.step import StepSettings, TrainStep, dropout_seed
 
 CLIP_NORM = 1.0
-
-
-class Ours(NamedTuple):
-    """The step, the operators it runs on ("fused" or "mxnet"), and the numbers that it trains."""
-
-    step: TrainStep
-    operators: str
-    parameters: int
+PEAK_SECONDS = 1.5
+Multiplication = tuple[Callable[[], Any], Callable[[Any], None]]  # forward, and backward from its results
 
 
 class Kind(NamedTuple):
-    """Device, number types and operators of a step."""
+    """Device, number types and operators of a network."""
 
     device: mx.Context
     dtype: str
@@ -38,25 +69,221 @@ class Kind(NamedTuple):
     operators: str = "auto"  # as for this option
 
 
-def pretraining_step(
-    config: BertConfig, kind: Kind, accumulate: int = 1, scaler: LossScaler | None = None
-) -> Ours:
-    """Forward, backward, norm, agreement, clipping, LAMB.
+class Network:
+    """A task's network with random parameters.
 
     Raises:
         Unsupported: the device cannot compute in this dtype.
     """
-    task = Pretraining()
-    try:
-        operators = choose_operators(kind.operators, kind.dtype, kind.device)
-    except InputError as reason:
-        raise Unsupported(str(reason)) from None
-    bert = build_model(config, VOCABULARY, kind.dropout)
-    initialize(bert, kind.device, "float32", seed=0)
-    parameters = trainable(bert)
-    weights = [parameter.data(kind.device) for parameter in parameters.values()]
-    optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
-    network = task.network(bert, config, kind.dtype, kind.dropout, operators)
-    settings = StepSettings(accumulate, CLIP_NORM, lambda step, number: step)  # seeds of dropout
-    step = TrainStep(task, network, optimizer, scaler or StaticScaler(), LocalCommunicator(), settings)
-    return Ours(step, operators, sum(weight.size for weight in weights))
+
+    def __init__(self, task: Task, config: BertConfig, vocab_size: int, kind: Kind):
+        try:
+            self.operators = choose_operators(kind.operators, kind.dtype, kind.device)
+        except InputError as reason:
+            raise Unsupported(str(reason)) from None
+        self.task = task
+        bert = build_model(config, vocab_size, kind.dropout, task.heads)
+        initialize(bert, kind.device, "float16" if kind.dtype == "float16" else "float32", seed=0)
+        self.network = task.network(bert, config, kind.dtype, kind.dropout, self.operators)
+
+    def step(
+        self, optimizer: str, rule: Rule, settings: StepSettings, scaler: LossScaler | None = None
+    ) -> TrainStep:
+        """Forward, backward, norm, agreement, clipping, update by a new optimizer of this name."""
+        parameters = trained(self.network)
+        weights = [parameter.data() for parameter in parameters.values()]
+        update = Optimizer(optimizer, list(parameters), weights, rule, native=self.operators == "fused")
+        communicator = LocalCommunicator()
+        return TrainStep(self.task, self.network, update, scaler or StaticScaler(), communicator, settings)
+
+    @property
+    def size(self) -> int:
+        """Numbers that are trained."""
+        return sum(parameter.data().size for parameter in trained(self.network).values())
+
+
+def pretraining_step(network: Network, accumulate: int = 1, scaler: LossScaler | None = None) -> TrainStep:
+    """A step of pretraining by LAMB, with other dropout in each."""
+    return network.step("lamb", Rule(), StepSettings(accumulate, CLIP_NORM, lambda step, _: step), scaler)
+
+
+class Ours:
+    """A network with the folder's weights: a `Learner` of bench/trainings.py."""
+
+    def __init__(self, kind: str, folder: str, settings: Settings, dtype: str = "float32"):
+        self._kind, self._folder, self._settings = kind, folder, settings
+        task, self._head, self._batch = {
+            PRETRAINING: (Pretraining(), "", Batch),
+            WINDOWS: (QuestionAnswering(), "span_classifier", QuestionBatch),
+            PAIRS: (Classification(2, ()), "label_classifier", PairBatch),
+        }[kind]
+        weights = self._weights(settings.seeds[0])
+        self._computing = Kind(mx.cpu(), dtype, settings.dropout)
+        self.built = Network(task, weights.config, weights.vocab_size, self._computing)
+        self._network, self._task = self.built.network, task
+        self._step: TrainStep
+
+    def _weights(self, seed: int) -> Any:
+        return open_weights(os.path.join(self._folder, model_name(self._kind, seed)), MODEL)
+
+    def begin(self, seed: int) -> None:
+        named, settings = network_parameters(self._network), self._settings
+        for name, tensor in self._weights(seed).tensors.items():
+            if name in named:
+                named[name].set_data(mx.nd.array(tensor.read()))
+        if self._head:
+            weight, bias = named[f"{self._head}.weight"], named[f"{self._head}.bias"]
+            weight.set_data(mx.nd.array(head_weights(seed, *weight.shape)))
+            bias.set_data(mx.nd.zeros(bias.shape))
+        optimizer = "lamb" if self._kind == PRETRAINING else "adamw"
+        rule = Rule(settings.beta1, settings.beta2, settings.epsilon, weight_decay=settings.weight_decay)
+        seeds = StepSettings(1, settings.clip_norm, lambda step, number: dropout_seed(seed, step, number))
+        self._step = self.built.step(optimizer, rule, seeds)
+
+    def batches(self, stored: Sequence[Arrays], padded: int | None = None) -> Sequence[Any]:
+        return [self._batch(**batch) for batch in stored]
+
+    def train(self, batches: Sequence[Any], rates: Sequence[float], exact: bool = False) -> ReadLosses:
+        steps = zip(batches, rates)
+        found = [self._step(number, [batch], rate).sums for number, (batch, rate) in enumerate(steps, 1)]
+        mx.nd.waitall()
+
+        def read() -> list[float]:
+            counts = [self._task.count([batch]) for batch in batches]
+            return [float((sums.asnumpy()[: len(of)] / of).sum()) for sums, of in zip(found, counts)]
+
+        return read
+
+    def _outputs(self, batch: Any) -> Any:
+        """Outputs of the network without dropout, by the packed weights."""
+        ones = [mx.nd.ones((1,))] * len(self._task.denominators)
+        return self._network(*self._task.inputs(batch, mx.cpu()), *ones)
+
+    def logits(self, batches: Sequence[Any]) -> list[np.ndarray]:
+        self._network.pack_weights()
+        return [self._outputs(batch)[2].asnumpy() for batch in batches]
+
+    def held_out(self, batches: Sequence[Any]) -> float:
+        self._network.pack_weights()
+        total = sum(float(self._outputs(batch)[1].asnumpy()[0]) for batch in batches)
+        return total / sum(float(np.sum(batch.masked_weights)) for batch in batches)
+
+
+def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
+    """The step of a run of one process on the CPU; `operators` as for this option."""
+    network = Network(Pretraining(), work.config, VOCABULARY, Kind(mx.cpu(), work.dtype, DROPOUT, operators))
+    step = pretraining_step(network)
+    fused, size = network.operators == "fused", work.batch
+    batch = dummy_batch(*size, VOCABULARY, np.random.default_rng(0))
+    count = 0
+
+    def take_step() -> ReadResults:
+        nonlocal count
+        count += 1
+        sums = step(count, [batch], lr=1e-4).sums
+        mx.nd.waitall()
+
+        def read() -> dict[str, float]:
+            mlm, nsp = (float(value) for value in sums[:2].asnumpy())
+            return {"loss": mlm / (size.sequences * size.masked) + nsp / size.sequences}
+
+        return read
+
+    facts = {
+        "operators": "fused" if fused else "MXNet's",
+        "parameters": network.size,
+        "gflop": work.gflop(top=size.needed if fused else None),
+    }
+    return take_step, facts
+
+
+def multiplication(product: Product, dtype: str, fused: bool) -> Multiplication:
+    """Products of one shape by weights of their own: functions for forward and both of the backward pass."""
+    rows = mx.nd.random.normal(shape=(product.rows, product.inner))
+    gradient = mx.nd.random.normal(shape=(product.rows, product.columns))
+    shape = product.columns, product.inner
+    weights = [mx.nd.random.normal(0, 0.02, shape) for _ in range(product.times)]
+    for array in (rows, *weights):
+        array.attach_grad()
+    if fused:
+        packed = [mx.nd.bert_pack(weight, num_weights=1, dtype=dtype) for weight in weights]
+        options = {"num_weights": 1, "bias": 0, "dtype": dtype}
+    else:
+        options = {"num_hidden": product.columns, "no_bias": True, "flatten": False}
+
+    def forward() -> list[Any]:
+        with mx.autograd.record():
+            if fused:
+                return [mx.nd.bert_dense(rows, *each, **options) for each in zip(weights, packed)]
+            return [mx.nd.FullyConnected(rows, weight, None, **options) for weight in weights]
+
+    def backward(results: list[Any]) -> None:
+        for result in results:
+            result.backward(gradient)
+
+    return forward, backward
+
+
+def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
+    """The products of one step by weights and nothing else, on the operators that the step takes for them.
+
+    The products inside the attention are left out: they cannot be told apart from the rest of it.
+    """
+    fused = load_operators() and hasattr(mx.nd, "bert_dense")
+    if work.dtype != "float32" and not fused:
+        raise Unsupported(f"products in {work.dtype} need the fused operators")
+    chosen = products(work, work.batch.needed if fused else None)
+
+    def compute() -> ReadResults:
+        results = [forward() for forward, _ in jobs]
+        for (_, backward), result in zip(jobs, results):
+            backward(result)
+        mx.nd.waitall()
+        return nothing
+
+    jobs = [multiplication(product, work.dtype, fused) for product in chosen]
+    peak = matrix_peak(work.dtype, ["fused" if fused else "mxnet"], mx.cpu(), PEAK_SECONDS) / 1e9
+    return compute, {"gflop": gflop(chosen), "square_gflops": peak}
+
+
+def set_up_contestant(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
+    """A contestant of bench/step.py, of the words of its work."""
+    work = Work.read(words)
+    if key == "products":
+        return set_up_products(work)
+    return set_up_step(work, "auto" if key == OURS else "mxnet")
+
+
+def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
+    made: list[Ours] = []
+
+    def make(kind: str, settings: Settings) -> Ours:
+        made.append(Ours(kind, folder, settings, dtype))
+        return made[-1]
+
+    steps = serve_finetuning(folder, OURS, make, pads=False)
+    return steps, {"operators": made[0].built.operators}
+
+
+def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
+    learner = Ours(PRETRAINING, folder, read_settings(folder))
+    return serve_pretraining(folder, int(seed), learner), {"operators": learner.built.operators}
+
+
+SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
+    "step": set_up_contestant,
+    "finetune": set_up_finetuning,
+    "pretraining": set_up_pretraining,
+}
+
+
+def set_up(what: str, *words: str) -> tuple[Steps, dict[str, Any]]:
+    """Steps and facts, from the words of the command line."""
+    steps, facts = SET_UPS[what](*words)
+    mx.nd.waitall()
+    versions = {"MXNet": mx.__version__, "GluonNLP": gluonnlp.__version__}
+    return steps, {**versions, "threads": int(os.environ["OMP_NUM_THREADS"]), **facts}
+
+
+if __name__ == "__main__":
+    serve(lambda: set_up(*sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Worker: GluonNLP's BERT with MXNet's LAMB, as GluonNLP's own pretraining scripts drive them.
 
-    python -m bench.peer_gluonnlp gluonnlp MODEL float32
+    python -m bench.peer_gluonnlp step gluonnlp MODEL 128|512 float32
 
 See bench/workers.py for what it reads and writes. One thing is not as it comes: all cores compute (the parent
 sets OMP_NUM_THREADS), where MXNet by itself takes half of them.
@@ -17,8 +17,8 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bench.work import DROPOUT, VOCABULARY, Work, gflop, products
-from bench.workers import ReadLoss, TakeStep, Unsupported, serve
+from bench.work import DROPOUT, VOCABULARY, Work
+from bench.workers import ReadResults, TakeStep, Unsupported, serve
 
 
 def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
@@ -54,7 +54,7 @@ def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     positions = mx.nd.array(np.stack(chosen), dtype="float32")
     lengths, is_next = mx.nd.full((sequences,), length), mx.nd.zeros((sequences,))
 
-    def take_step() -> ReadLoss:
+    def take_step() -> ReadResults:
         with mx.autograd.record():
             _, _, next_sentence, scores = model(ids, segments, lengths, positions)
             mlm = mlm_loss(scores.reshape((-1, VOCABULARY)), labels).mean()
@@ -62,20 +62,16 @@ def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
         loss.backward()
         trainer.step(1)
         mx.nd.waitall()
-        return lambda: float(loss.asscalar())
+        return lambda: {"loss": float(loss.asscalar())}
 
     facts = {
         "MXNet": mx.__version__,
         "GluonNLP": gluonnlp.__version__,
         "threads": int(os.environ["OMP_NUM_THREADS"]),
-        "gflop": gflop(products(size, work.batch)),
+        "gflop": work.gflop(),
     }
     return take_step, facts
 
 
-def main() -> None:
-    serve(lambda: set_up(Work.read(sys.argv[2:])))
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda: set_up(Work.read(sys.argv[3:])))

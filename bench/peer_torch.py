@@ -1,30 +1,270 @@
-"""Worker: BERT of Hugging Face's transformers on PyTorch, and PyTorch's matrix products alone.
+"""Worker: BERT of Hugging Face's transformers on PyTorch.
 
-    python -m bench.peer_torch torch|torch_high|torch_masked|products_torch MODEL 128|512 DTYPE
+    python -m bench.peer_torch step torch|torch_high|torch_masked MODEL 128|512 DTYPE
+    python -m bench.peer_torch finetune FOLDER float32|bfloat16
+    python -m bench.peer_torch pretraining FOLDER SEED
 
 Runs in an environment of its own that has torch and transformers; see bench/workers.py for what it reads and
-writes. BertForPreTraining as it comes scores the vocabulary for all positions ("torch"). The same layers
-applied to the masked positions only, as a user could write it, are "torch_masked". bfloat16 is
-torch.autocast; bfloat16x3, which is not PyTorch's, is float32 here. "torch_high" is "torch" with PyTorch's
-precision of float32 products set to high, which its CPU code need not heed. The update is AdamW, fused; there
-is no gradient clipping and no attention mask, because all sequences are full.
+writes, bench/trainings.py for the folder. In training bfloat16 is torch.autocast.
+
+step: BertForPreTraining as it comes scores the vocabulary for all positions ("torch"). The same layers
+applied to the masked positions only, as a user could write it, are "torch_masked". bfloat16x3, which is not
+PyTorch's, is float32 here. "torch_high" is "torch" with PyTorch's precision of float32 products set to high,
+which its CPU code need not heed. The update is AdamW, fused; there is no gradient clipping and no attention
+mask, because all sequences are full.
+
+finetune: BertForQuestionAnswering and BertForSequenceClassification as they come, with AdamW (fused),
+clipping and the batches of the other contestants. Evaluation in bfloat16 is by a copy of the weights in
+bfloat16, which is faster. Of the implementations of attention the one is taken that is faster here.
+
+pretraining: BertForPreTraining's layers on the masked positions only, which is faster than the model's own
+loss over all positions, and gives the same one; LAMB and clipping.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import sys
-from typing import Any
+import time
+from typing import Any, Callable, Mapping, Sequence
 
+import numpy as np
 import torch
+import transformers
+from torch.nn.functional import cross_entropy
 
-from bench.work import DROPOUT, SQUARE, VOCABULARY, Work, gflop, products
-from bench.workers import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
+from bench.trainings import (
+    CASES,
+    PAIRS,
+    PRETRAINING,
+    TORCH,
+    WINDOWS,
+    Arrays,
+    ReadLosses,
+    Settings,
+    head_weights,
+    model_name,
+    padded_to,
+    read_batches,
+    read_settings,
+    serve_finetuning,
+    serve_pretraining,
+)
+from bench.work import DROPOUT, VOCABULARY, Work
+from bench.workers import ReadResults, Steps, TakeStep, Unsupported, serve
+
+ATTENTIONS = ("sdpa", "eager")
+Tensors = Mapping[str, Any]
+Losses = Callable[[Any, Tensors], Sequence[Any]]  # of a model and a batch: means, which are added
+LABELS = {"starts": "start_positions", "ends": "end_positions", "labels": "labels"}
 
 
-def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
-    import transformers
+class Lamb(torch.optim.Optimizer):
+    """LAMB, written after the paper (You et al., arXiv:1904.00962, Algorithm 2), with phi(z) = z and, as in
+    its authors' code, without Adam's bias correction. A group's `adapts` says whether the ratio
+    ||w|| / ||update|| applies. Its tensors are updated by PyTorch's functions for lists, which are faster
+    than one call a tensor."""
 
-    transformers.logging.set_verbosity_error()
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], epsilon: float):
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": epsilon})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            weights = group["params"]
+            gradients = [weight.grad for weight in weights]
+            for weight in weights:
+                if not self.state[weight]:
+                    self.state[weight] = {"m": torch.zeros_like(weight), "v": torch.zeros_like(weight)}
+            m = [self.state[weight]["m"] for weight in weights]
+            v = [self.state[weight]["v"] for weight in weights]
+            beta1, beta2 = group["betas"]
+            torch._foreach_lerp_(m, gradients, 1 - beta1)
+            torch._foreach_mul_(v, beta2)
+            torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
+            divisors = torch._foreach_sqrt(v)
+            torch._foreach_add_(divisors, group["eps"])
+            updates = torch._foreach_div(m, divisors)
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+            if group["adapts"]:
+                norms = zip(torch._foreach_norm(weights), torch._foreach_norm(updates))
+                ratios = [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in norms]
+                torch._foreach_mul_(updates, ratios)
+            torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+
+def own_loss(model: Any, batch: Tensors) -> Sequence[Any]:
+    """The loss that the model comes with."""
+    return [model(**batch).loss]
+
+
+def masked_losses(model: Any, batch: Tensors) -> Sequence[Any]:
+    """Both losses of pretraining, the vocabulary scored for the places `rows` only: numbers of a place among
+    all of the batch."""
+    mask, segments = batch.get("attention_mask"), batch["token_type_ids"]
+    encoded = model.bert(batch["input_ids"], attention_mask=mask, token_type_ids=segments)
+    chosen = encoded.last_hidden_state.flatten(0, 1)[batch["rows"]]
+    scores, next_sentence = model.cls(chosen, encoded.pooler_output)
+    return [
+        cross_entropy(scores, batch["labels"]),
+        cross_entropy(next_sentence, batch["next_sentence_label"]),
+    ]
+
+
+def unpadded_loss(model: Any, batch: Tensors) -> Sequence[Any]:
+    """The loss of questions without the logits of padding, as in ours: the model's own takes these for wrong
+    answers."""
+    outputs, padding = model(**without_answers(batch)), ~batch["attention_mask"].bool()
+    starts, ends = (
+        logits.float().masked_fill(padding, -1e9) for logits in (outputs.start_logits, outputs.end_logits)
+    )
+    both = cross_entropy(starts, batch["start_positions"]), cross_entropy(ends, batch["end_positions"])
+    return [sum(both) / 2]
+
+
+def without_answers(batch: Tensors) -> Tensors:
+    return {name: batch[name] for name in batch if not name.endswith("positions")}
+
+
+def train(
+    model: Any, optimizer: Any, compute: Losses, batch: Tensors, dtype: str, clip_norm: float = 0.0
+) -> Any:
+    """A step; the loss, detached. Without `clip_norm` nothing is clipped."""
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+        losses = compute(model, batch)
+    loss = losses[0] if len(losses) == 1 else losses[0] + losses[1]
+    loss.backward()
+    if clip_norm:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    return loss.detach()
+
+
+class Torch:
+    """A model of transformers with the folder's weights: a `Learner` of bench/trainings.py. `attention`: its
+    implementation, by default that of transformers."""
+
+    def __init__(self, kind: str, folder: str, settings: Settings, dtype: str, attention: str | None = None):
+        self._make, self._head = {
+            PRETRAINING: (transformers.BertForPreTraining, ""),
+            WINDOWS: (transformers.BertForQuestionAnswering, "qa_outputs"),
+            PAIRS: (transformers.BertForSequenceClassification, "classifier"),
+        }[kind]
+        self._kind, self._folder, self._settings, self._dtype = kind, folder, settings, dtype
+        self._more = {"attn_implementation": attention} if attention else {}
+        self._model: Any
+        self._optimizer: Any
+        self._evaluator: Any = None
+
+    @property
+    def attention(self) -> str:
+        """The implementation that the model has; after `begin`."""
+        return str(self._model.config._attn_implementation)
+
+    def begin(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        settings, self._evaluator = self._settings, None
+        self._model = self._make.from_pretrained(
+            os.path.join(self._folder, model_name(self._kind, seed)),
+            hidden_dropout_prob=settings.dropout,
+            attention_probs_dropout_prob=settings.dropout,
+            dtype=torch.float32,
+            **self._more,
+        ).train()
+        if self._head:
+            layer = getattr(self._model, self._head)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(head_weights(seed, *layer.weight.shape)))
+                layer.bias.zero_()
+        spared: list[Any] = []
+        others: list[Any] = []
+        for name, parameter in self._model.named_parameters():
+            (spared if name.endswith("bias") or "LayerNorm" in name else others).append(parameter)
+        groups = [
+            {"params": others, "weight_decay": settings.weight_decay, "adapts": True},
+            {"params": spared, "weight_decay": 0.0, "adapts": False},
+        ]
+        betas = settings.beta1, settings.beta2
+        if self._kind == PRETRAINING:
+            self._optimizer = Lamb(groups, betas, settings.epsilon)
+        else:
+            self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.epsilon, fused=True)
+
+    def batches(self, stored: Sequence[Arrays], padded: int | None = None) -> Sequence[Tensors]:
+        return [tensors(batch, padded) for batch in stored]
+
+    def train(self, batches: Sequence[Tensors], rates: Sequence[float], exact: bool = False) -> ReadLosses:
+        self._evaluator = None
+        compute = masked_losses if self._kind == PRETRAINING else unpadded_loss if exact else own_loss
+        losses = []
+        for batch, rate in zip(batches, rates):
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            clip_norm = self._settings.clip_norm
+            losses.append(train(self._model, self._optimizer, compute, batch, self._dtype, clip_norm))
+        return lambda: [float(loss) for loss in losses]
+
+    def logits(self, batches: Sequence[Tensors]) -> list[np.ndarray]:
+        if self._evaluator is None:  # of a case in its warm-up
+            self._evaluator = copy.deepcopy(self._model).to(getattr(torch, self._dtype)).eval()
+        found = []
+        with torch.inference_mode():
+            for batch in batches:
+                outputs = self._evaluator(**without_answers(batch))
+                both = torch.stack([outputs.start_logits, outputs.end_logits], dim=1)
+                found.append(both.float().numpy())
+        return found
+
+    def held_out(self, batches: Sequence[Tensors]) -> float:
+        counts = [len(batch["rows"]) for batch in batches]
+        with torch.no_grad():  # without dropout, training and evaluation compute the same
+            losses = [float(masked_losses(self._model, batch)[0]) for batch in batches]
+        return sum(loss * count for loss, count in zip(losses, counts)) / sum(counts)
+
+
+def tensors(batch: Arrays, padded: int | None = None) -> dict[str, Any]:
+    """The arguments of the model, padded to `padded` tokens, by default to the longest example; for
+    `masked_losses` as long as they are. A next sentence's label means the same in both projects: 1 is a
+    random one."""
+    masked, lengths = "masked_ids" in batch, batch["valid_lengths"]
+    width = batch["input_ids"].shape[1] if masked else padded or int(lengths.max())
+    arrays = padded_to(batch, width)
+    chosen = {
+        "input_ids": arrays["input_ids"],
+        "token_type_ids": arrays["segment_ids"],
+        "attention_mask": np.arange(width)[None, :] < lengths[:, None],
+        **{name: batch[field] for field, name in LABELS.items() if field in batch},
+    }
+    if masked:
+        real = batch["masked_weights"] > 0
+        chosen["rows"] = (np.arange(len(lengths))[:, None] * width + batch["masked_positions"])[real]
+        chosen["labels"] = batch["masked_ids"][real]
+        chosen["next_sentence_label"] = batch["next_sentence_labels"]
+    return {name: torch.from_numpy(array.astype(np.int64)) for name, array in chosen.items()}
+
+
+def fastest_attention(folder: str, dtype: str) -> str:
+    """The implementation of attention whose steps take less time on windows as they are."""
+    stored, seconds = read_batches(folder, WINDOWS)[:1], {}
+    for attention in ATTENTIONS:
+        learner = Torch(WINDOWS, folder, read_settings(folder), dtype, attention)
+        learner.begin(seed=0)
+        batches = learner.batches(stored, CASES[WINDOWS].padded)
+        learner.train(batches, [0.0])
+        begun = time.perf_counter()
+        learner.train([*batches, *batches], [0.0, 0.0])
+        seconds[attention] = time.perf_counter() - begun
+    return min(seconds, key=lambda attention: seconds[attention])
+
+
+def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
+    """A contestant of bench/step.py, of the words of its work."""
+    work = Work.read(words)
+    check(work.peers_dtype)
+    if key == "torch_high":
+        torch.set_float32_matmul_precision("high")
     size, (sequences, length, positions) = work.config, work.batch
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -44,86 +284,61 @@ def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
     masked = torch.zeros(sequences, length, dtype=torch.bool)
     masked[:, torch.randperm(length)[:positions]] = True
     labels = torch.where(masked, torch.randint(5, VOCABULARY, ids.shape), -100)
-    masked_labels, rows = labels[masked], masked.reshape(-1).nonzero().reshape(-1)
     is_next = torch.zeros(sequences, dtype=torch.long)
-
-    def all_positions() -> Any:
-        return model(input_ids=ids, token_type_ids=segments, labels=labels, next_sentence_label=is_next).loss
-
-    def masked_positions() -> Any:
-        encoded = model.bert(input_ids=ids, token_type_ids=segments)
-        chosen = encoded.last_hidden_state.reshape(-1, size.units)[rows]
-        scores, next_sentence = model.cls(chosen, encoded.pooler_output)
-        cross_entropy = torch.nn.functional.cross_entropy
-        return cross_entropy(scores, masked_labels) + cross_entropy(next_sentence, is_next)
-
-    compute_loss = masked_positions if kind == "torch_masked" else all_positions
-
-    def take_step() -> ReadLoss:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.peers_dtype == "bfloat16"):
-            loss = compute_loss()
-        loss.backward()
-        optimizer.step()
-        read_loss: ReadLoss = loss.item
-        return read_loss
-
+    batch = {"input_ids": ids, "token_type_ids": segments, "labels": labels, "next_sentence_label": is_next}
+    compute, decoded = own_loss, length
+    if key == "torch_masked":
+        compute, decoded = masked_losses, positions
+        batch.update(labels=labels[masked], rows=masked.flatten().nonzero().flatten())
     facts = {
-        "transformers": transformers.__version__,
         "attention": config._attn_implementation,
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "gflop": gflop(products(size, work.batch, None if kind == "torch_masked" else work.batch.tokens)),
+        "gflop": work.gflop(decoded),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
+
+    def take_step() -> ReadResults:
+        loss = train(model, optimizer, compute, batch, work.peers_dtype)
+        return lambda: {"loss": loss.item()}
+
     return take_step, facts
 
 
-def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
-    """The products of one step and nothing else, each layer with weights of its own."""
-    number = getattr(torch, work.peers_dtype)
+def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
+    check(dtype)
+    attention = fastest_attention(folder, dtype)
 
-    def array(*shape: int) -> Any:
-        return torch.randn(*shape).to(number)
+    def make(kind: str, settings: Settings) -> Torch:
+        return Torch(kind, folder, settings, dtype, attention)
 
-    chosen = products(work.config, work.batch)
-    jobs = []
-    for product in chosen:
-        batch = (product.batch,) if product.batch > 1 else ()
-        left = array(*batch, product.rows, product.inner)
-        gradient = array(*batch, product.rows, product.columns)
-        for _ in range(product.times):
-            jobs.append((left, array(*batch, product.columns, product.inner), gradient))
-
-    def take_step() -> ReadLoss:
-        for left, right, _ in jobs:
-            left @ right.mT
-        for left, right, gradient in jobs:
-            gradient @ right
-            gradient.mT @ left
-        return no_loss
-
-    square, other = array(SQUARE, SQUARE), array(SQUARE, SQUARE)
-    rate = best_gflops(lambda: torch.mm(square, other), 2 * SQUARE**3 / 1e9)
-    return take_step, {"gflop": gflop(chosen), "square_gflops": rate}
+    return serve_finetuning(folder, TORCH, make, pads=True), {"attention": attention}
 
 
-def main() -> None:
-    kind, *words = sys.argv[1:]
-    work = Work.read(words)
+def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
+    learner = Torch(PRETRAINING, folder, read_settings(folder), "float32")
+    return serve_pretraining(folder, int(seed), learner), {"attention": learner.attention}
 
-    def set_up() -> tuple[TakeStep, dict[str, Any]]:
-        if not hasattr(torch, work.peers_dtype):
-            raise Unsupported(f"PyTorch has no {work.peers_dtype}")
-        if kind == "torch_high":
-            torch.set_float32_matmul_precision("high")
-        if kind == "products_torch":
-            take_step, facts = set_up_products(work)
-        else:
-            take_step, facts = set_up_model(kind, work)
-        return take_step, {"PyTorch": torch.__version__, "threads": torch.get_num_threads(), **facts}
 
-    serve(set_up)
+def check(dtype: str) -> None:
+    """Raises Unsupported for a number type that PyTorch has not."""
+    if not hasattr(torch, dtype):
+        raise Unsupported(f"PyTorch has no {dtype}")
+
+
+SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
+    "step": set_up_step,
+    "finetune": set_up_finetuning,
+    "pretraining": set_up_pretraining,
+}
+
+
+def set_up(what: str, *words: str) -> tuple[Steps, dict[str, Any]]:
+    """Steps and facts, from the words of the command line."""
+    transformers.logging.set_verbosity_error()
+    steps, facts = SET_UPS[what](*words)
+    versions = {"PyTorch": torch.__version__, "transformers": transformers.__version__}
+    return steps, {**versions, "threads": torch.get_num_threads(), **facts}
 
 
 if __name__ == "__main__":
-    main()
+    serve(lambda: set_up(*sys.argv[1:]))

@@ -18,8 +18,8 @@ above what the larger stage needs by a third of what one process needs more.
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import signal
 import statistics
 import sys
@@ -31,7 +31,7 @@ from base import machine
 from base.command_line import at_least, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.tables import Row, Table, terminal
-from bench.harness import end_at, finish, measurement, ratios, settle, spread, with_progress
+from bench.harness import Measurement, end_at, finish, note, ratios, spread, take_rounds
 from bench.launches import ROOT, step_seconds
 from bench.launches import command as launch_command
 from bench.launches import launch as run_command
@@ -48,23 +48,6 @@ TIME_LIMIT = 600.0  # seconds for one launch
 LENGTH = 128
 LOG_INTERVAL = 3
 SPEED, MEMORY, LIMIT = PARTS = ("speed", "memory", "limit")
-USUAL = {
-    "parts": list(PARTS),
-    "stages": [2],
-    "micro_batches": [1, 2, 4, 8, 16],
-    "repeats": 5,
-    "model": "bert_8_512_8",
-    "batch_size": 4,
-    "steps": 12,
-    "large_model": "bert_12_768_12",
-}
-QUICK = {
-    "micro_batches": [1, 4],
-    "repeats": 1,
-    "model": "bert_2_128_2",
-    "steps": 6,
-    "large_model": "bert_12_512_8",
-}
 _MIB = 1 << 20
 
 
@@ -110,8 +93,10 @@ def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str
     return launch_command(launch.ranks, words, measured)
 
 
-def run(launch: Launch, work: Work, limit: int | None = None) -> Outcome:
-    """Runs it. With a `limit` a failure is an outcome too; else it is SystemExit with its last lines."""
+def run(launch: Launch, work: Work, part: str, limit: int | None = None) -> Outcome:
+    """Runs it and says so, for `part`. With a `limit` a failure is an outcome too; else it is SystemExit with
+    its last lines."""
+    note(f"{part}: {launch}")
     with tempfile.TemporaryDirectory() as folder:
         words = command(launch, work, folder, limit or 0)
         code, text = run_command(words, TIME_LIMIT, {"OMP_NUM_THREADS": "1"})
@@ -135,10 +120,13 @@ def measure_speed(
     repeat; each repeat runs all of them once."""
     pipelines = [Launch(each, each, count) for each in stages for count in micro_batches]
     every = list(dict.fromkeys([*pipelines, *map(beside, pipelines)]))
-    rounds: list[dict[Launch, float]] = [{} for _ in range(repeats)]
-    todo = [(number, launch) for number in range(repeats) for launch in every]
-    for number, launch in with_progress(todo):
-        rounds[number][launch] = (run(launch, work).step_s or math.nan) / launch.micro_batches
+
+    def take(launch: Launch, number: int) -> float:
+        step_s = run(launch, work, f"{SPEED} {number + 1}/{repeats}").step_s
+        assert step_s is not None  # else it would have ended
+        return step_s / launch.micro_batches
+
+    rounds = take_rounds(every, repeats, take)
     found = []
     for launch in pipelines:
         named = [{"pipeline": one[launch], "ranks": one[beside(launch)]} for one in rounds]
@@ -179,10 +167,10 @@ def measure_memory(work: Work, stages: int, micro_batches: Sequence[int]) -> lis
     """The greatest resident bytes of each stage, by schedule and micro-batches."""
     found = []
     schedules = (ONE_F_ONE_B, GPIPE)
-    every = [Launch(stages, stages, count, schedule) for schedule in schedules for count in micro_batches]
-    for launch in with_progress(every):
-        resident = [rank["resident"] for rank in run(launch, work).ranks]
-        found.append({"schedule": launch.schedule, "micro_batches": launch.accumulate, "resident": resident})
+    for schedule, count in itertools.product(schedules, micro_batches):
+        ranks = run(Launch(stages, stages, count, schedule), work, MEMORY).ranks
+        resident = [rank["resident"] for rank in ranks]
+        found.append({"schedule": schedule, "micro_batches": count, "resident": resident})
     return found
 
 
@@ -209,7 +197,8 @@ def measure_limit(work: Work) -> dict[str, Any]:
     """
     launches = {"one process": Launch(1, 1, 2), "two stages": Launch(2, 2, 2)}
     sizes = {
-        name: [rank["address_space"] for rank in run(launch, work).ranks] for name, launch in launches.items()
+        name: [rank["address_space"] for rank in run(launch, work, LIMIT).ranks]
+        for name, launch in launches.items()
     }
     if max(sizes["one process"]) < 1.05 * max(sizes["two stages"]):
         raise InputError(
@@ -217,7 +206,7 @@ def measure_limit(work: Work) -> dict[str, Any]:
             "model of more layers"
         )
     limit = (max(sizes["one process"]) + 2 * max(sizes["two stages"])) // 3
-    under = {name: run(launch, work, limit) for name, launch in launches.items()}
+    under = {name: run(launch, work, LIMIT, limit) for name, launch in launches.items()}
     lines = {name: _reason(each.text) for name, each in under.items()}
     steps = {name: each.step_s for name, each in under.items()}
     return {"address_space": sizes, "limit": limit, "step_s": steps, "reason": lines}
@@ -246,20 +235,19 @@ def _reason(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = measurement(
-        "pipelines", __doc__, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps"
-    )
-    add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, help="(default: all)")
-    add("--stages", type=at_least(2), nargs="+", metavar="S", help="of speed; memory: the greatest (2)")
-    add("--micro_batches", type=positive_int, nargs="+", metavar="M", help="of a step (1 2 4 8 16)")
-    add("--repeats", type=positive_int, metavar="N", help="launches of each, for speed (5)")
-    add("--model", help="of speed and memory (bert_8_512_8)")
-    add("--batch_size", type=positive_int, metavar="B", help="sequences of a micro-batch (4)")
-    add("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (12)")
-    add("--large_model", help="of limit (bert_12_768_12)")
-    options = parser.parse_args(arguments)
-    settle(options, USUAL, QUICK)
+    text = "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps"
+    parser = Measurement("pipelines", __doc__, text)
+    add = parser.option
+    add("--parts", list(PARTS), nargs="+", choices=PARTS)
+    add("--stages", [2], None, "of speed; memory: the greatest", type=at_least(2), nargs="+", metavar="S")
+    several = {"type": positive_int, "nargs": "+", "metavar": "M"}
+    add("--micro_batches", [1, 2, 4, 8, 16], [1, 4], "of a step", **several)
+    add("--repeats", 5, 1, "launches of each, for speed", type=positive_int, metavar="N")
+    add("--model", "bert_8_512_8", "bert_2_128_2", "of speed and memory")
+    add("--batch_size", 4, None, "sequences of a micro-batch", type=positive_int, metavar="B")
+    add("--steps", 12, 6, "of a launch", type=at_least(LOG_INTERVAL), metavar="N")
+    add("--large_model", "bert_12_768_12", "bert_12_512_8", "of limit")
+    options = parser.settle(parser.parse_args(arguments))
     for name in (options.model, options.large_model):
         named_config(name)
     end_at(signal.SIGINT, signal.SIGTERM)  # with the launch

@@ -31,22 +31,25 @@ import numpy as np
 
 from base import machine
 from base.command_line import path_name, positive, positive_int
-from base.errors import InputError
 from base.files import replacing
-from base.threads import set_threads
 from bench.finetune import random_weights
-from bench.finetune_work import write_batches
-from bench.harness import add_text_options, end_at, finish, given_text, in_turns, measurement, note, settle
-from bench.pretraining_work import (
+from bench.harness import Measurement, end_at, finish, given_text, in_turns, note
+from bench.trainings import (
+    BEGIN,
     EVALUATION,
-    Curve,
+    LIMIT,
+    MODULES,
+    OURS,
+    PRETRAINING,
+    TITLES,
+    TORCH,
     Settings,
     model_name,
-    read_curve,
     training_name,
+    write_batches,
     write_settings,
 )
-from bench.workers import NO_TORCH, ROOT, Contestants, find_torch_python
+from bench.workers import NO_TORCH, ROOT, Contestants
 from bert.weights.exporting import export
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
@@ -58,9 +61,6 @@ from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.entry import exit_code
 
-OURS, TORCH = "ours", "torch"
-TITLES = {OURS: "ours", TORCH: "PyTorch"}
-MODULES = {OURS: "bench.pretraining_ours", TORCH: "bench.pretraining_torch"}
 FIRST = 200  # steps whose losses must agree to TOLERANCE
 TOLERANCE = 1e-4  # relative
 HELD_OUT_EVERY = 20  # documents
@@ -68,19 +68,20 @@ LENGTH = 64  # tokens of a sequence
 MASKED, EVALUATED_MASKED = 0.4, 0.15
 EVALUATION_TOKENS = 20_000
 GOALS = 3  # held-out losses for which seconds are compared
-LIMIT = 1800.0  # seconds of a chunk
 
 
 class Training(NamedTuple):
-    """A contestant's training of a seed: its curve, and the seconds of each chunk."""
+    """A contestant's training of a seed: the loss of each step; the masked-LM loss on the evaluation's
+    batches before the first step and after each chunk, in nats; the seconds of each chunk."""
 
-    curve: Curve
-    seconds: Sequence[float]
+    losses: list[float]
+    held_out: list[float]
+    seconds: list[float]
 
     def seconds_to(self, loss: float) -> float | None:
         """Seconds of training after which the held-out loss was first that low, between evaluations
         interpolated; None where it never was."""
-        held_out, spent = self.curve.held_out, [0.0, *itertools.accumulate(self.seconds)]
+        held_out, spent = self.held_out, [0.0, *itertools.accumulate(self.seconds)]
         for number, (before, after) in enumerate(zip(held_out, held_out[1:])):
             if after <= loss < before:
                 share = (before - loss) / (before - after)
@@ -91,7 +92,7 @@ class Training(NamedTuple):
 Trainings = Mapping[str, Mapping[int, Training]]  # contestant -> seed
 
 
-def prepare(options: argparse.Namespace, folder: str) -> str:
+def prepare(options: argparse.Namespace, settings: Settings, folder: str) -> str:
     """Writes weights, settings and batches into `folder`; returns the sizes for people. Raises InputError."""
     paths, vocab_path = given_text(options, os.path.join(folder, "text"))
     vocabulary = load_vocab(vocab_path)
@@ -108,14 +109,14 @@ def prepare(options: argparse.Namespace, folder: str) -> str:
         masking = MaskingConfig(LENGTH, masked_lm_prob=share, max_predictions_per_seq=round(share * LENGTH))
         sources[held_out] = TextSource(store, vocabulary, masking)
     batching = BatchingConfig(options.batch_size, True, 1)
-    settings = Settings(options.steps, options.chunk, options.lr)
     write_settings(folder, settings)
-    for seed in range(options.seeds):
+    for seed in settings.seeds:
         batches = PretrainingBatches(sources[False], batching, seed, Share.of(0, 1))
         _write(folder, training_name(seed), batches, options.steps)
-        os.makedirs(os.path.join(folder, model_name(seed)))
+        model = os.path.join(folder, model_name(PRETRAINING, seed))
+        os.makedirs(model)
         weights = random_weights(options.model, list(vocabulary.tokens), seed, heads=True)
-        export(weights, os.path.join(folder, model_name(seed)), "huggingface")
+        export(weights, model, "huggingface")
     evaluation = PretrainingBatches(sources[True], batching, 0, Share.of(0, 1))
     most = min(evaluation.blocks_in_epoch(0), -(-EVALUATION_TOKENS // options.batch_size))
     _write(folder, EVALUATION, evaluation, most)
@@ -130,32 +131,43 @@ def _write(folder: str, name: str, batches: PretrainingBatches, most: int) -> No
     write_batches(folder, name, [make()._asdict() for _, make in itertools.islice(batches.tasks(), most)])
 
 
-def measure(options: argparse.Namespace, folder: str) -> tuple[Trainings, Contestants]:
+def measure(settings: Settings, folder: str, torch_python: str | None) -> tuple[Trainings, Contestants]:
     """Trains all seeds of ours and seed 0 of the peer, a chunk in turns."""
-    titles = {f"{OURS}-{seed}": f"{TITLES[OURS]}, seed {seed}" for seed in range(options.seeds)}
-    if options.torch_python:
-        titles[f"{TORCH}-0"] = TITLES[TORCH]
-    seconds: dict[str, list[float]] = {key: [] for key in titles}
-    chunks = Settings(options.steps, options.chunk, options.lr).chunks
-    with Contestants(titles) as running:
-        for key, title in titles.items():
-            name, _, seed = key.partition("-")
-            python = sys.executable if name == OURS else options.torch_python
-            running.start(key, title, [python, "-m", MODULES[name], folder, seed], name != OURS)
-        for number in range(chunks):
+    chosen = {f"{OURS}-{seed}": (OURS, seed, sys.executable) for seed in settings.seeds}
+    if torch_python is not None:
+        chosen[f"{TORCH}-0"] = TORCH, 0, torch_python
+    titles = {key: _title(name, seed) for key, (name, seed, _) in chosen.items()}
+    found = {key: Training([], [], []) for key in chosen}
+
+    def take(key: str, request: str) -> None:
+        answer = running.step(key, LIMIT, request)
+        if answer is not None:
+            found[key].losses.extend(answer["losses"])
+            found[key].held_out.append(answer["held_out"])
+            found[key].seconds.append(answer["seconds"])
+
+    with Contestants() as running:
+        for key, (name, seed, python) in chosen.items():
+            words = [python, "-m", MODULES[name], PRETRAINING, folder, str(seed)]
+            running.start(key, titles[key], words, name != OURS)
+            take(key, BEGIN)
+            found[key].seconds.clear()
+        for number in range(settings.chunks):
             for key in in_turns(running.keys, number):
-                answer = running.step(key, LIMIT, str(number))
-                if answer is not None:
-                    seconds[key].append(answer["seconds"])
-            shown = ", ".join(f"{titles[key]} {seconds[key][-1]:.1f} s" for key in running.keys)
-            note(f"  step {min((number + 1) * options.chunk, options.steps)}/{options.steps}: {shown}")
+                take(key, str(number))
+            shown = ", ".join(f"{titles[key]} {found[key].seconds[-1]:.1f} s" for key in running.keys)
+            step = min((number + 1) * settings.chunk, settings.num_steps)
+            note(f"  step {step}/{settings.num_steps}: {shown}")
         running.end()
-        found: dict[str, dict[int, Training]] = {}
-        for key in running.keys:
-            name, _, seed = key.partition("-")
-            curve = read_curve(folder, name, int(seed))
-            found.setdefault(name, {})[int(seed)] = Training(curve, seconds[key])
-    return found, running
+    trainings: dict[str, dict[int, Training]] = {}
+    for key in running.keys:
+        name, seed, _ = chosen[key]
+        trainings.setdefault(name, {})[seed] = found[key]
+    return trainings, running
+
+
+def _title(name: str, seed: int) -> str:
+    return TITLES[name] if name == TORCH else f"{TITLES[name]}, seed {seed}"
 
 
 def compare(trainings: Trainings, steps_of_chunk: int) -> dict[str, Any]:
@@ -163,14 +175,14 @@ def compare(trainings: Trainings, steps_of_chunk: int) -> dict[str, Any]:
     losses in the first steps; `curve`: at every evaluation the difference of held-out losses, and ours'
     standard deviation over seeds (None for one seed); `seconds`: to reach some held-out losses."""
     ours, torch = trainings[OURS][0], trainings[TORCH][0]
-    losses = np.array([ours.curve.losses, torch.curve.losses])
+    losses = np.array([ours.losses, torch.losses])
     relative = np.abs(losses[0] - losses[1]) / losses[1]
     first = relative[:FIRST]
-    seeds = np.array([each.curve.held_out for each in trainings[OURS].values()])
-    difference = np.abs(np.subtract(ours.curve.held_out, torch.curve.held_out))
-    worst = max(min(ours.curve.held_out), min(torch.curve.held_out))
+    seeds = np.array([each.held_out for each in trainings[OURS].values()])
+    difference = np.abs(np.subtract(ours.held_out, torch.held_out))
+    worst = max(min(ours.held_out), min(torch.held_out))
     # Losses that both reach, equally far apart in the second half of what was learned.
-    goals = np.linspace((ours.curve.held_out[0] + worst) / 2, worst, GOALS + 1)[1:]
+    goals = np.linspace((ours.held_out[0] + worst) / 2, worst, GOALS + 1)[1:]
     seconds = []
     for goal in goals.tolist():
         taken = {TITLES[OURS]: ours.seconds_to(goal), TITLES[TORCH]: torch.seconds_to(goal)}
@@ -226,15 +238,15 @@ def plot(path: str, trainings: Trainings, settings: Settings) -> None:
     for name, by_seed in trainings.items():
         colour, line = styles[name]
         for seed, training in by_seed.items():
-            label = TITLES[name] if name == TORCH else f"{TITLES[name]}, seed {seed}"
             look = {"color": colour, "linestyle": line, "alpha": 1.0 if seed == 0 else 0.35}
-            losses, chunk = training.curve.losses, settings.chunk
+            look["label"] = _title(name, seed)
+            losses, chunk = training.losses, settings.chunk
             means = [float(np.mean(losses[at : at + chunk])) for at in range(0, len(losses), chunk)]
             steps = [min(at + chunk, len(losses)) for at in range(0, len(losses), chunk)]
-            left.plot(steps, means, label=label, **look)
+            left.plot(steps, means, **look)
             if seed == 0:
                 spent = [0.0, *itertools.accumulate(training.seconds)]
-                right.plot(spent, training.curve.held_out, label=label, **look)
+                right.plot(spent, training.held_out, **look)
     left.set(xlabel="step", ylabel="loss in nats, mean of a chunk", title="the same training")
     right.set(xlabel="seconds of training", ylabel="held-out masked-LM loss in nats", title="and its time")
     for axes in (left, right):
@@ -245,50 +257,43 @@ def plot(path: str, trainings: Trainings, settings: Settings) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = measurement("pretraining", __doc__, "bert_1_64_1, 40 steps of 512 tokens, 2 seeds")
-    add = parser.add_argument
-    add("--model", metavar="NAME", help="bert_LAYERS_UNITS_HEADS (default: bert_2_128_2)")
-    add("--steps", type=positive_int, metavar="N", help="of a training (default: 2000)")
-    add("--chunk", type=positive_int, metavar="N", help="steps between evaluations (default: 50)")
-    add("--batch_size", type=positive_int, metavar="TOKENS", help="of a step (default: 2048)")
-    add("--seeds", type=positive_int, metavar="N", help="trainings of ours (default: 3)")
-    add("--lr", type=positive, help="peak of LAMB's rate (default: 0.01)")
-    add_text_options(parser)
-    add("--plot", type=path_name, metavar="FILE", help="write a picture of both, a PNG")
-    add("--torch_python", type=path_name, metavar="PATH", help="interpreter of the peer's environment")
-    options = parser.parse_args(arguments)
-    usual = {"model": "bert_2_128_2", "steps": 2000, "chunk": 50, "batch_size": 2048, "seeds": 3, "lr": 0.01}
-    quick = {"model": "bert_1_64_1", "steps": 40, "chunk": 10, "batch_size": 512, "seeds": 2}
-    settle(options, usual, quick)
-    try:
-        options.torch_python = find_torch_python(options.torch_python, os.environ)
-        options.threads = set_threads()
-    except (ValueError, InputError) as error:
-        parser.error(str(error))
-    return options
+    parser = Measurement("pretraining", __doc__, "bert_1_64_1, 40 steps of 512 tokens, 2 seeds")
+    option = parser.option
+    option("--model", "bert_2_128_2", "bert_1_64_1", "bert_LAYERS_UNITS_HEADS", metavar="NAME")
+    option("--steps", 2000, 40, "of a training", type=positive_int, metavar="N")
+    option("--chunk", 50, 10, "steps between evaluations", type=positive_int, metavar="N")
+    option("--batch_size", 2048, 512, "of a step", type=positive_int, metavar="TOKENS")
+    option("--seeds", 3, 2, "trainings of ours", type=positive_int, metavar="N")
+    option("--lr", 0.01, None, "peak of LAMB's rate", type=positive)
+    parser.text_options()
+    text = "write a picture of both, a PNG"
+    parser.add_argument("--plot", type=path_name, metavar="FILE", help=text)
+    parser.contestants_options()
+    return parser.settle(parser.parse_args(arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 where a contestant failed."""
     options = _options(arguments)
     end_at(signal.SIGTERM)  # with all workers
+    settings = Settings(options.steps, list(range(options.seeds)), options.lr, chunk=options.chunk)
     here = machine.describe(ROOT)
     print(f"{machine.line(here)}\nevery contestant has {options.threads} threads", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        print(prepare(options, folder), flush=True)
-        trainings, running = measure(options, folder)
+        print(prepare(options, settings, folder), flush=True)
+        trainings, running = measure(settings, folder, options.torch_python)
     figures = compare(trainings, options.chunk) if {OURS, TORCH} <= set(trainings) else {}
     for name, by_seed in trainings.items():
         for seed, training in by_seed.items():
             print(
-                f"{TITLES[name]}, seed {seed}: held-out loss {training.curve.held_out[0]:.3f} to "
-                f"{training.curve.held_out[-1]:.3f} in {sum(training.seconds):.1f} s"
+                f"{TITLES[name]}, seed {seed}: held-out loss {training.held_out[0]:.3f} to "
+                f"{training.held_out[-1]:.3f} in {sum(training.seconds):.1f} s"
             )
     print("\n".join(lines_of(figures) if figures else [NO_TORCH]), flush=True)
     if options.plot:
-        plot(options.plot, trainings, Settings(options.steps, options.chunk, options.lr))
+        plot(options.plot, trainings, settings)
     curves = {
-        name: {str(seed): {**each.curve._asdict(), "seconds": each.seconds} for seed, each in by_seed.items()}
+        name: {str(seed): {**each._asdict(), "seconds": each.seconds} for seed, each in by_seed.items()}
         for name, by_seed in trainings.items()
     }
     finish(options, {"machine": here, "facts": running.facts, "trainings": curves, **figures})

@@ -12,24 +12,22 @@ questions is taken again and again, its contexts too: ours encodes a context onc
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import replace
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 from base.command_line import path_name, positive_int
 from base.errors import InputError
 from base.tables import Row, Table, terminal
-from bench.harness import default_text, finish, measurement, settle
+from bench.harness import Measurement, default_text, finish, take_rounds, write_questions
 from bench.question_loop import best_answers, features, hugging_face, mean_f1
 from data.questions.answers import AnswerSettings, Logits, answer
-from data.questions.cloze import ClozeSettings, make_questions
 from data.questions.score import score_v2
 from data.questions.squad_files import Questions, read_questions
 from data.questions.windows import Windows, WindowSettings, collate, make_windows
@@ -41,7 +39,6 @@ from training.entry import exit_code
 PARTS = ("features", "answers", "F1")
 BATCH = 32
 SIZES, ANSWERS = WindowSettings(), AnswerSettings(version_2=True)
-LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30)
 
 
 def repeated(questions: Questions, wanted: int) -> Questions:
@@ -113,60 +110,50 @@ def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[
     """
     windows = make_windows(questions, TokenizerSettings(vocab), SIZES)
     logits = random_logits(windows, 0)
-    seconds: dict[str, list[dict[str, float]]] = {"ours": [], "loop": []}
-    contestants: dict[str, Callable[..., tuple[dict[str, float], list[float]]]] = {"ours": ours, "loop": loop}
+    contestants = {"loop": loop, "ours": ours}
     results: dict[str, list[float]] = {}
-    for repeat in range(repeats):
-        # In turns first and second
-        for name in sorted(contestants, reverse=bool(repeat % 2)):
-            figures, results[name] = contestants[name](questions, vocab, logits)
-            seconds[name].append({**figures, "all": sum(figures.values())})
+
+    def take(name: str, repeat: int) -> dict[str, float]:
+        seconds, results[name] = contestants[name](questions, vocab, logits)
+        return {**seconds, "all": sum(seconds.values())}
+
+    rounds = take_rounds(list(contestants), repeats, take)
     differing = np.mean(~np.isclose(results["ours"], results["loop"], rtol=0, atol=1e-4))
     if differing > 0.01:
         raise RuntimeError(f"{differing:.1%} of the results differ from the loop's")
     rows = []
     for part in (*PARTS, "all"):
-        ratios = [slow[part] / fast[part] for slow, fast in zip(seconds["loop"], seconds["ours"])]
-        row = {name: statistics.median(each[part] for each in seconds[name]) for name in seconds}
+        ratios = [each["loop"][part] / each["ours"][part] for each in rounds]
+        row = {name: statistics.median(each[name][part] for each in rounds) for name in ("ours", "loop")}
         rows.append({"part": part, **row, "ratio": statistics.median(ratios), "lowest": min(ratios)})
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = measurement("questions", __doc__, "300 questions, 1 repeat")
+    parser = Measurement("questions", __doc__, "300 questions, 1 repeat")
     parser.add_argument("--squad", type=path_name, metavar="FILE", help="questions in SQuAD's format")
-    parser.add_argument(
-        "--vocab", type=path_name, metavar="FILE", help="a BERT vocab.txt, needed with --squad"
-    )
-    parser.add_argument("--questions", type=positive_int, help="how many (default: 10000)")
-    parser.add_argument("--repeats", type=positive_int, help="of both (default: 3)")
-    options = parser.parse_args(arguments)
-    settle(options, {"questions": 10_000, "repeats": 3}, {"questions": 300, "repeats": 1})
+    text = "a BERT vocab.txt, needed with --squad"
+    parser.add_argument("--vocab", type=path_name, metavar="FILE", help=text)
+    parser.option("--questions", 10_000, 300, "how many", type=positive_int)
+    parser.option("--repeats", 3, 1, "of both", type=positive_int)
+    options = parser.settle(parser.parse_args(arguments))
     if bool(options.squad) != bool(options.vocab):
         raise InputError("--squad and --vocab belong together; without both the embedded text is taken")
     with tempfile.TemporaryDirectory() as folder:
         path, vocab_path = options.squad, options.vocab
         if not path:
             texts, vocab_path = default_text(folder)
-            content = make_questions(list(documents(texts)), options.questions, LIKE_SQUAD, "bench")
-            path = os.path.join(folder, "questions.json")
-            with open(path, "w", encoding="utf-8") as handle:
-                json.dump(content, handle)
+            path = os.path.join(folder, "bench.json")
+            write_questions(path, list(documents(texts)), options.questions)
         questions = repeated(read_questions(path, "--squad"), options.questions)
         rows = measure(questions, load_vocab(vocab_path), options.repeats)
     cores = len(os.sched_getaffinity(0))
     title = f"{len(questions)} questions about {len(questions.contexts)} contexts; seconds, {cores} cores"
-    shown = [
-        Row(
-            [
-                each["part"],
-                *(f"{each[name]:.2f}" for name in ("loop", "ours")),
-                f"{each['ratio']:.1f} ({each['lowest']:.1f})",
-            ]
-        )
-        for each in rows
-    ]
+    shown = []
+    for each in rows:
+        ratio = f"{each['ratio']:.1f} ({each['lowest']:.1f})"
+        shown.append(Row([each["part"], *(f"{each[name]:.2f}" for name in ("loop", "ours")), ratio]))
     print(terminal(Table(title, ("", "loop", "ours", "ratio (lowest)"), shown)))
     finish(options, {"questions": len(questions), "cores": cores, "rows": rows})
     return 0

@@ -18,18 +18,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 from base import machine
 from base.command_line import positive_int
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
-from bench.harness import default_text, end_at, finish, measurement, settle, spread
+from bench.harness import Measurement, default_text, end_at, finish, spread, take_rounds
 from bench.launches import ROOT, command, failure, launch
 from training.entry import exit_code
 
 TIME_LIMIT = 120.0  # seconds for one launch
-USUAL, QUICK = {"repeats": 7, "ranks": 2}, {"repeats": 1}
 HPARAMS, FLOOR, FIRST_STEP = "hparams.py", "import mxnet", "first step"
 GOALS = {HPARAMS: 0.15, FIRST_STEP: 3.0}
 # As in the Makefile, stage 1 alone.
@@ -71,11 +70,10 @@ def table(repeats: Sequence[Mapping[str, float]], ranks: int) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = measurement("startup", __doc__, "1 repeat")
-    parser.add_argument("--repeats", type=positive_int, metavar="N", help="(default: 7)")
-    parser.add_argument("--ranks", type=positive_int, metavar="N", help="of the run (default: 2)")
-    options = parser.parse_args(arguments)
-    settle(options, USUAL, QUICK)
+    parser = Measurement("startup", __doc__, "1 repeat")
+    parser.option("--repeats", 7, 1, type=positive_int, metavar="N")
+    parser.option("--ranks", 2, None, "of the run", type=positive_int, metavar="N")
+    options = parser.settle(parser.parse_args(arguments))
     end_at(signal.SIGINT, signal.SIGTERM)  # with what it has started
     others = machine.Others()
     plan = [sys.executable, str(ROOT / "hparams.py"), "--num_gpus", "256", "--tokens_per_gpu", "8192"]
@@ -83,15 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths, vocab = default_text(folder)
         script = [*TRAINING, "--raw", "--data", ",".join(paths), "--vocab", vocab]
         script += ["--cache_dir", os.path.join(folder, "tokens")]
-        first_step_after(script, options.ranks)
-        repeats = [
-            {
-                HPARAMS: seconds_of(plan),
-                FLOOR: seconds_of([sys.executable, "-c", "import mxnet"]),
-                FIRST_STEP: first_step_after(script, options.ranks),
-            }
-            for _ in range(options.repeats)
-        ]
+        measured: dict[str, Callable[[], float]] = {
+            HPARAMS: lambda: seconds_of(plan),
+            FLOOR: lambda: seconds_of([sys.executable, "-c", "import mxnet"]),
+            FIRST_STEP: lambda: first_step_after(script, options.ranks),
+        }
+        measured[FIRST_STEP]()
+        repeats = take_rounds(list(measured), options.repeats, lambda name, _: measured[name]())
     here, load = machine.describe(ROOT), others.shares()
     print(f"{machine.line(here)}\n\n{terminal(table(repeats, options.ranks))}\n")
     print(f"other programs took {load['others']:.1%} of the machine, its host {load['stolen']:.1%}")

@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import os
 import signal
 import statistics
 import sys
@@ -35,14 +34,12 @@ import time
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
-from base.command_line import path_name, positive_int
-from base.errors import InputError
+from base.command_line import positive_int
 from base.memory import available_bytes
 from base.tables import Row, Table, terminal
-from base.threads import set_threads
-from bench.harness import Round, Spread, end_at, finish, in_turns, measurement, note, ratios, settle, spread
+from bench.harness import Measurement, Round, Spread, end_at, finish, note, ratios, spread, take_rounds
 from bench.work import BATCHES, DTYPES, MODELS, SPLIT, VOCABULARY, Work, native_dtypes
-from bench.workers import KEEPS_MEMORY, NO_TORCH, ROOT, Contestants, find_torch_python
+from bench.workers import KEEPS_MEMORY, NO_TORCH, ROOT, Contestants
 from bert import memory
 from training.entry import exit_code
 
@@ -67,14 +64,13 @@ class Contestant(NamedTuple):
 
 
 CONTESTANTS = {
-    OURS: Contestant("ours", "bench.step_ours"),
-    "ours_mxnet": Contestant("ours, MXNet's operators", "bench.step_ours"),
+    OURS: Contestant("ours", "bench.ours"),
+    "ours_mxnet": Contestant("ours, MXNet's operators", "bench.ours"),
     "torch": Contestant("Hugging Face on PyTorch", "bench.peer_torch"),
     "torch_masked": Contestant("the same, masked positions", "bench.peer_torch"),
     "torch_high": Contestant("PyTorch, matmul precision high", "bench.peer_torch"),
     "gluonnlp": Contestant("GluonNLP", "bench.peer_gluonnlp"),
-    PRODUCTS: Contestant("our matrix products alone", "bench.step_ours", trains=False),
-    "products_torch": Contestant("PyTorch's products alone", "bench.peer_torch", trains=False),
+    PRODUCTS: Contestant("our matrix products alone", "bench.ours", trains=False),
 }
 # A large model's step takes long, and the peers differ there as they do on a small one.
 DEFAULTS = {"large": (OURS, "torch", "gluonnlp", PRODUCTS)}
@@ -99,7 +95,7 @@ def command(key: str, work: Work, torch_python: str | None) -> list[str]:
     if contestant.needs_torch and torch_python is None:
         raise ValueError("no environment with torch")
     python = torch_python if contestant.needs_torch else sys.executable
-    return [str(python), "-m", contestant.module, key, *work.words]
+    return [str(python), "-m", contestant.module, "step", key, *work.words]
 
 
 def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[list[str]]:
@@ -139,8 +135,8 @@ def run_session(
     work: Work, keys: Sequence[str], rounds: int, warm_ups: int, torch_python: str | None
 ) -> Session:
     """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
-    found, idle_cpu, idle_wall = [], 0.0, 0.0
-    with Contestants({key: CONTESTANTS[key].title for key in keys}) as running:
+    idle_cpu = idle_wall = 0.0
+    with Contestants() as running:
         for key in keys:
             name = f"{CONTESTANTS[key].title} ({work})"
             peer = CONTESTANTS[key].module != CONTESTANTS[OURS].module
@@ -150,19 +146,20 @@ def run_session(
             if key in running.keys:
                 running.facts[key]["warm_up_s"] = warm
                 note(f"  {name}: ready, warm-up {' '.join(f'{each:.2f}' for each in warm)} s")
-        for number in range(rounds):
-            seconds: dict[str, float] = {}
-            for key in in_turns(running.keys, number):
-                waiting = [other for other in running.keys if other != key]
-                before, begun = running.cpu_seconds(waiting), time.monotonic()
-                answer = running.step(key)
-                if answer is None:
-                    continue
-                idle_cpu += running.cpu_seconds(waiting) - before
-                idle_wall += (time.monotonic() - begun) * len(waiting)
-                seconds[key] = answer["seconds"]
-                running.facts[key].setdefault("losses", []).append(answer["loss"])
-            found.append(seconds)
+
+        def take(key: str, number: int) -> float | None:
+            nonlocal idle_cpu, idle_wall
+            waiting = [other for other in running.keys if other != key]
+            before, begun = running.cpu_seconds(waiting), time.monotonic()
+            answer = running.step(key)
+            if answer is None:
+                return None
+            idle_cpu += running.cpu_seconds(waiting) - before
+            idle_wall += (time.monotonic() - begun) * len(waiting)
+            running.facts[key].setdefault("losses", []).append(answer["loss"])
+            return float(answer["seconds"])
+
+        found = take_rounds(running.keys, rounds, take)
         running.end()
     return Session(running, found, idle_cpu, idle_wall)
 
@@ -283,34 +280,21 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = measurement("step", __doc__, f"{QUICK_MODEL}, 2 rounds")
-    names = ", ".join(CONTESTANTS)
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
-    lengths = [*BATCHES]
-    text = "tokens of a sequence (default: both)"
-    parser.add_argument(
-        "--lengths", nargs="+", type=positive_int, choices=lengths, metavar="TOKENS", help=text
-    )
-    parser.add_argument(
-        "--dtypes", nargs="+", choices=[*DTYPES, SPLIT], help="default: what the CPU multiplies"
-    )
-    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", help=f"of {names}")
-    parser.add_argument(
-        "--rounds", type=positive_int, metavar="N", help="steps of each (default 7; of large, half)"
-    )
-    parser.add_argument(
-        "--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers"
-    )
-    options = parser.parse_args(arguments)
-    usual = {"models": list(MODELS), "lengths": lengths, "rounds": 7}
-    settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 2})
-    try:
-        for model in options.models:
-            Work(model, lengths[0], DTYPES[0]).config  # noqa: B018
-        options.torch_python = find_torch_python(options.torch_python, os.environ)
-        options.threads = set_threads()
-    except (ValueError, InputError) as error:
-        parser.error(str(error))
+    parser = Measurement("step", __doc__, f"{QUICK_MODEL}, 2 rounds")
+    add, option, lengths = parser.add_argument, parser.option, [*BATCHES]
+    names = {"nargs": "+", "metavar": "MODEL"}
+    option("--models", list(MODELS), [QUICK_MODEL], "base, large, bert_LAYERS_UNITS_HEADS", **names)
+    chosen = {"nargs": "+", "type": positive_int, "choices": lengths}
+    option("--lengths", lengths, lengths[:1], "tokens of a sequence", **chosen)
+    text = "default: what the CPU multiplies"
+    add("--dtypes", nargs="+", choices=[*DTYPES, SPLIT], help=text)
+    text = f"of {', '.join(CONTESTANTS)}"
+    add("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", help=text)
+    option("--rounds", 7, 2, "steps of each; of large, half", type=positive_int, metavar="N")
+    parser.contestants_options()
+    options = parser.settle(parser.parse_args(arguments))
+    for model in options.models:
+        Work(model, lengths[0], DTYPES[0]).config  # noqa: B018
     return options
 
 

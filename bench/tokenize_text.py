@@ -18,10 +18,10 @@ import tempfile
 import time
 from typing import Callable, Sequence
 
-from base.command_line import OptionParser, at_least
+from base.command_line import at_least
 from base.errors import InputError
 from base.tables import Row, Table, terminal
-from bench.harness import NOTICE, add_text_options, given_text, settle
+from bench.harness import NOTICE, Measurement, given_text, take_rounds
 from bench.question_loop import hugging_face
 from bench.raw_path import gluonnlp_tokenizer
 from data.text.corpus import sentences
@@ -59,44 +59,37 @@ def measure(lines: Sequence[str], vocab: Vocabulary, cased: bool, rounds: int) -
     Raises RuntimeError when the tokenizers do not agree in the number of tokens.
     """
     tokenizers = counters(vocab, cased)
-    seconds: dict[str, list[float]] = {name: [] for name in tokenizers}
-    tokens = dict.fromkeys(tokenizers, 0)
-    for _ in range(rounds):
-        for name, count in tokenizers.items():
-            started, total = time.process_time(), 0
-            for start in range(0, len(lines), LINES_PER_CALL):
-                total += count(list(lines[start : start + LINES_PER_CALL]))
-            seconds[name].append(time.process_time() - started)
-            tokens[name] = total
+    tokens = {}
+
+    def take(name: str, number: int) -> float:
+        started, total = time.process_time(), 0
+        for start in range(0, len(lines), LINES_PER_CALL):
+            total += tokenizers[name](list(lines[start : start + LINES_PER_CALL]))
+        tokens[name] = total
+        return time.process_time() - started
+
+    found = take_rounds(list(tokenizers), rounds, take)
     if not cased and len(set(tokens.values())) != 1:
         raise RuntimeError(f"the tokenizers disagree: {tokens}")
     return [
         {
             "tokenizer": name,
             "tokens": tokens[name],
-            "first": tokens[name] / took[0] / 1e6,
-            "best": tokens[name] / min(took[1:]) / 1e6,
+            "first": tokens[name] / found[0][name] / 1e6,
+            "best": tokens[name] / min(each[name] for each in found[1:]) / 1e6,
         }
-        for name, took in seconds.items()
+        for name in tokenizers
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = OptionParser(
-        prog="python -m bench.tokenize_text",
-        description="Tokens a CPU second of WordPiece tokenizers on the same text.",
-        epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
-        allow_abbrev=False,
-    )
-    add_text_options(parser, "text: files, globs, directories, comma-separated")
-    parser.add_argument("--cased", action="store_true")
-    parser.add_argument("--rounds", type=at_least(2), help="at least 2 (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     means = f"2 rounds of the first {QUICK_LINES} sentences"
-    parser.add_argument("--quick", action="store_true", help=f"does everything run? ({means})")
-    options = parser.parse_args(arguments)
-    settle(options, {"rounds": 5}, {"rounds": 2})
+    parser = Measurement("tokenize_text", __doc__, means, writes=False)
+    parser.text_options("text: files, globs, directories, comma-separated")
+    parser.add_argument("--cased", action="store_true")
+    parser.option("--rounds", 5, 2, "at least 2", type=at_least(2))
+    options = parser.settle(parser.parse_args(arguments))
     with tempfile.TemporaryDirectory() as folder:
         paths, vocab_path = given_text(options, folder)
         texts = (line for line in sentences(paths) if line is not None)

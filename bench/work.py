@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from bert.configuration import BFLOAT16X3, BertConfig, named_config
+from bert.flops import BACKWARD, forward_flops, size_of
 
 VOCABULARY = 30522  # BERT's uncased one
 DROPOUT = 0.1
 MODELS = {"base": "bert_12_768_12", "large": "bert_24_1024_16"}
 DTYPES = ("float32", "bfloat16")
 SPLIT = BFLOAT16X3  # ours alone: the peers, which have no such products, then compute in float32
-SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 
 
 class Batch(NamedTuple):
@@ -30,8 +30,8 @@ class Batch(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Positions that the losses look at: the masked ones and the first."""
-        return self.sequences * (1 + self.masked)
+        """Positions of a sequence that the losses look at: the masked ones and the first."""
+        return 1 + self.masked
 
 
 BATCHES = {128: Batch(8, 128, 20), 512: Batch(2, 512, 80)}  # by length: the recipe's two stages
@@ -63,6 +63,21 @@ class Work(NamedTuple):
         """Command-line words of a worker, for `read`."""
         return [self.model, str(self.length), self.dtype]
 
+    def gflop(self, decoded: int | None = None, top: int | None = None) -> float:
+        """Floating-point operations of a step's matrix products in 10^9, forward and backward; a
+        multiplication and an addition are two.
+
+        Args:
+            decoded: positions of a sequence for which the vocabulary is scored, by default the masked ones,
+                as GluonNLP and ours do it. Hugging Face's BertForPreTraining does it for all tokens.
+            top: positions of a sequence that the top layer goes on with above its attention, by default
+                all. The losses look at `batch.needed` of them; the fused operators compute no others.
+        """
+        sequences, length, masked = self.batch
+        size = size_of(self.config, VOCABULARY)
+        counted = forward_flops(size, sequences, length, masked if decoded is None else decoded, top)
+        return (1 + BACKWARD) * counted.total / 1e9
+
     @classmethod
     def read(cls, words: Sequence[str]) -> Work:
         model, length, dtype = words
@@ -78,51 +93,35 @@ def native_dtypes(machine: Mapping[str, Any]) -> list[str]:
 
 
 class Product(NamedTuple):
-    """`times` times `batch` products of (rows, inner) by (inner, columns) in the forward pass. The backward
+    """`times` products of rows (rows, inner) by weights (inner, columns) in the forward pass. The backward
     pass has two of the same cost for each: one for the gradient of either factor."""
 
     times: int
-    batch: int
     rows: int
     columns: int
     inner: int
-    weights: bool  # one factor is a parameter
 
 
-def products(
-    config: BertConfig, batch: Batch, decoded: int | None = None, top: int | None = None
-) -> list[Product]:
-    """The matrix products of a forward pass, each by its shape: bert/flops.py counts the same.
-
-    Args:
-        decoded: positions for which the vocabulary is scored, by default the masked ones, as GluonNLP and
-            ours do it. Hugging Face's BertForPreTraining does it for all tokens.
-        top: positions that the top layer goes on with above its attention, by default all. The losses look at
-            `batch.needed` of them; the fused operators compute no others.
-    """
-    units, heads, length = config.units, config.heads, batch.length
-    decoded = batch.sequences * batch.masked if decoded is None else decoded
-    chosen = []
-    for layers, rows in ((config.layers - 1, batch.tokens), (1, batch.tokens if top is None else top)):
-        attention = layers, batch.sequences * heads
-        chosen += [
-            Product(layers, 1, batch.tokens, 3 * units, units, True),  # query, key, value
-            Product(*attention, length, length, units // heads, False),  # scores
-            Product(*attention, length, units // heads, length, False),  # weighted values
-            Product(layers, 1, rows, units, units, True),  # output of the attention
-            Product(layers, 1, rows, 4 * units, units, True),
-            Product(layers, 1, rows, units, 4 * units, True),
-        ]
-    chosen += [
-        Product(1, 1, batch.sequences, units, units, True),  # pooler
-        Product(1, 1, batch.sequences, 2, units, True),  # next sentence
-        Product(1, 1, decoded, units, units, True),  # masked LM: transform
-        Product(1, 1, decoded, VOCABULARY, units, True),  # masked LM: scores of the vocabulary
+def products(work: Work, top: int | None = None) -> list[Product]:
+    """The products by weights of a forward pass, each by its shape; `top` as in `Work.gflop`."""
+    units, batch, layers = work.config.units, work.batch, work.config.layers
+    decoded = batch.sequences * batch.masked
+    chosen = [
+        Product(layers, batch.tokens, 3 * units, units),  # query, key, value
+        Product(1, batch.sequences, units, units),  # pooler
+        Product(1, batch.sequences, 2, units),  # next sentence
+        Product(1, decoded, units, units),  # masked LM: transform
+        Product(1, decoded, VOCABULARY, units),  # masked LM: scores of the vocabulary
     ]
+    for times, rows in ((layers - 1, batch.tokens), (1, batch.sequences * (top or batch.length))):
+        chosen += [
+            Product(times, rows, units, units),  # output of the attention
+            Product(times, rows, 4 * units, units),
+            Product(times, rows, units, 4 * units),
+        ]
     return [product for product in chosen if product.times]
 
 
-def gflop(chosen: list[Product]) -> float:
-    """Floating-point operations of a step's matrix products in 10^9, forward and backward; a multiplication
-    and an addition are two."""
-    return 3 * sum(2 * p.times * p.batch * p.rows * p.columns * p.inner for p in chosen) / 1e9
+def gflop(chosen: Sequence[Product]) -> float:
+    """Operations of products in 10^9, forward and backward, as `Work.gflop` counts them."""
+    return (1 + BACKWARD) * sum(2 * p.times * p.rows * p.columns * p.inner for p in chosen) / 1e9

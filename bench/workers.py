@@ -6,7 +6,7 @@ what was standard output; whatever libraries print goes to standard error.
     worker                                  parent
     {"ready": FACTS} or {"unsupported": WHY}
                                             step, or step NAME where a worker has several
-    {"seconds": S, "loss": L}
+    {"seconds": S, "loss": L, and what else the step gives}
                                             end
     {"peak_bytes": N}
 
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 from base.memory import peak_of
 from base.processes import kill_group
@@ -47,8 +47,9 @@ KEEPS_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-ReadLoss = Callable[[], Optional[float]]
-TakeStep = Callable[[], ReadLoss]
+Results = Mapping[str, Any]
+ReadResults = Callable[[], Results]
+TakeStep = Callable[[], ReadResults]
 Steps = Union[TakeStep, Mapping[str, TakeStep]]
 
 
@@ -65,7 +66,8 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
 
     Args:
         set_up: returns the step, or several by name, and the facts about the contestant. A step returns when
-            all of its work is done; what it returns gives the loss, and is called outside the timing.
+            all of its work is done; what it returns gives the results, the loss ("loss") among them where it
+            has one, and is called outside the timing.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -85,24 +87,14 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
             return
         take_step = steps if callable(steps) else steps[line.split()[1]]
         begun = time.perf_counter()
-        read_loss = take_step()
+        read_results = take_step()
         seconds = time.perf_counter() - begun
-        answer({"seconds": seconds, "loss": read_loss()})
+        answer({"seconds": seconds, "loss": None, **read_results()})
 
 
-def no_loss() -> None:
-    """The ReadLoss of a step that has none."""
-
-
-def best_gflops(multiply: Callable[[], object], gflop: float, seconds: float = 1.5) -> float:
-    """The highest rate of several runs of `multiply`, which takes `gflop` 10^9 operations."""
-    multiply()
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        begun = time.perf_counter()
-        multiply()
-        best = max(best, gflop / (time.perf_counter() - begun))
-    return best
+def nothing() -> Results:
+    """The results of a step that has none."""
+    return {}
 
 
 def find_torch_python(given: str | None, environ: Mapping[str, str], root: Path = ROOT) -> str | None:
@@ -225,11 +217,10 @@ class Contestants:
         failed: whether one began and did not come through.
     """
 
-    def __init__(self, titles: Mapping[str, str]):
+    def __init__(self) -> None:
         self.facts: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self.failed = False
-        self._titles = titles
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Contestants:
@@ -276,6 +267,7 @@ class Contestants:
         except (Unsupported, WorkerError) as error:
             self.failed |= isinstance(error, WorkerError)
             self.left_out[key] = str(error)
-            print(f"  {self._titles[key]}: {error}", file=sys.stderr, flush=True)
-            self._workers.pop(key).__exit__()
+            worker = self._workers.pop(key)
+            print(f"  {worker.name}: {error}", file=sys.stderr, flush=True)
+            worker.__exit__()
             return None

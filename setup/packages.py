@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
+from setup.cuda import loads
 from setup.errors import SetupError
 from setup.progress import Progress
 
@@ -32,14 +32,7 @@ def _tool(name: str) -> Callable[[], bool]:
 
 
 def _library(name: str) -> Callable[[], bool]:
-    def present() -> bool:
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            return False
-        return True
-
-    return present
+    return lambda: loads(name)
 
 
 def _file(path: str) -> Callable[[], bool]:

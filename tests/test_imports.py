@@ -52,8 +52,6 @@ IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")
 STARTS_RANKS = {
     "training.profile",
     "bench.ours",
-    "bench.finetune_ours",
-    "bench.pretraining_ours",
     "comparison.messages.rank",
 }
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+import mxnet as mx
+import numpy as np
 import pytest
 
 from bench.gpu import Failed, Result, Work, check, report, started, without_code
+from bench.ours import Kind, Network
+from bert.configuration import named_config
+from bert.model import network_parameters
+from tasks.pretraining.task import Pretraining
 from tests.processes import ROOT, run_command
 
 WORK = Work("cpu", 2, ["bert_1_32_2"], 2, 16, 8)
@@ -26,24 +32,22 @@ def test_gpus_that_mxnet_has_no_code_for():
     assert "3.7" in without_code([(3, 7)]) and "12.0" in without_code([(12, 0)])
 
 
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory):
-    """The parts of one process each, on the CPU."""
-    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+def test_the_measuring_code_runs_on_the_cpu(tmp_path):
+    """The parts of one process each."""
+    path = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--json", str(path)]
     result = run_command([*command, "--parts", "precision", "memory"], cwd=ROOT)
-    return result, json.loads(path.read_text("utf-8"))
-
-
-def test_the_measuring_code_runs_on_the_cpu(trial):
-    result, figures = trial
     assert result.returncode == 0, result.stdout + result.stderr
-    assert [row["part"] for row in figures["results"]] == ["precision", "memory"]
+    rows = json.loads(path.read_text("utf-8"))["results"]
+    assert [row["part"] for row in rows] == ["precision", "memory"] and "allocate" in rows[1]["seen"]
     assert "this CPU: a trial" in result.stdout and result.stdout.strip().endswith("passed: all 2 checks")
 
 
-def test_too_much_memory_is_shown_as_such(trial):
-    assert "allocate" in trial[1]["results"][1]["seen"]
+def test_float16_has_parameters_of_its_own():
+    """Only a GPU can take a step in it; with float32's its first operator fails there."""
+    kind = Kind(mx.cpu(), "float16", operators="mxnet")
+    network = Network(Pretraining(), named_config("bert_1_32_2"), 100, kind).network
+    assert all(np.dtype(each.dtype) == np.float16 for each in network_parameters(network).values())
 
 
 def test_a_part_that_breaks_off_has_not_passed():

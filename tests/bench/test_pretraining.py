@@ -10,7 +10,7 @@ import pytest
 
 from bench.harness import VOCAB_SIZE
 from bench.pretraining import OURS, TOLERANCE, TORCH, Training, compare, lines_of
-from bench.pretraining_work import Curve, Settings
+from bench.trainings import Settings
 from bench.workers import find_torch_python
 from tests.embedded import built_once
 from tests.processes import ROOT, run_command
@@ -36,16 +36,12 @@ def test_quick(tmp_path, tmp_path_factory):
         )
 
 
-def training(losses: list[float], held_out: list[float], seconds: list[float]) -> Training:
-    return Training(Curve(losses, held_out), seconds)
-
-
 def test_comparison():
     ours = {
-        0: training([8.0, 7.0], [8.0, 6.0, 4.0], [1.0, 3.0]),
-        1: training([8.0, 7.0], [8.2, 6.3, 4.4], [1.0, 3.0]),
+        0: Training([8.0, 7.0], [8.0, 6.0, 4.0], [1.0, 3.0]),
+        1: Training([8.0, 7.0], [8.2, 6.3, 4.4], [1.0, 3.0]),
     }
-    torch = {0: training([8.0, 7.0007], [8.0, 6.1, 4.1], [4.0, 8.0])}
+    torch = {0: Training([8.0, 7.0007], [8.0, 6.1, 4.1], [4.0, 8.0])}
     figures = compare({OURS: ours, TORCH: torch}, 1)
     assert figures["first"] == {"steps": 2, "largest": pytest.approx(1e-4, rel=1e-3), "step": 2}
     assert figures["curve"]["difference"] == pytest.approx([0.0, 0.1, 0.1])
@@ -60,9 +56,10 @@ def test_comparison():
 
 
 def test_a_loss_that_was_never_reached():
-    assert training([], [8.0, 6.0], [1.0]).seconds_to(5.0) is None
+    assert Training([], [8.0, 6.0], [1.0]).seconds_to(5.0) is None
 
 
 def test_rates():
-    settings = Settings(num_steps=100, chunk=50, lr=0.01)
-    assert [settings.rate(step) for step in (1, 10, 55, 100)] == pytest.approx([0.001, 0.01, 0.005, 0.0])
+    settings = Settings(num_steps=100, seeds=[0], lr=0.01)
+    assert settings.rates(0, 10)[::9] == pytest.approx([0.001, 0.01])
+    assert settings.rates(54, 46)[::45] == pytest.approx([0.005, 0.0])

@@ -32,10 +32,8 @@ def test_ours_is_over_ten_times_gluonnlps_raw_path(embedded, tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--input", "text.txt"], "--input and --vocab belong together"),
         (["--input", "no-such-*.txt", "--vocab", "vocab.txt"], "no-such-"),
         (["--input", __file__, "--vocab", "no-vocab.txt"], "no-vocab.txt"),
-        (["--repeats", "0"], "--repeats: '0' is not a whole number above zero"),
     ],
 )
 def test_bad_options_are_one_line(words, message):
