@@ -393,9 +393,8 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _given(options: argparse.Namespace, name: str, known: Option) -> bool:
-    return bool(
-        getattr(options, name) != known.words.get("default", False if "action" in known.words else None)
-    )
+    value = getattr(options, name)
+    return value is not None and value is not False and value != known.words.get("default")
 
 
 def _reject(options: argparse.Namespace, kind: type, mode: str, but: Sequence[str] = ()) -> None:
