@@ -126,13 +126,12 @@ def environment(
     backend: Backend, environ: Mapping[str, str] = os.environ, cluster: Cluster | None = None
 ) -> dict[str, str]:
     """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
-    cluster also those that hosts/mpirun.py sets, for all backends alike."""
-    variables = {**environ, "PYTHONUNBUFFERED": "1"}
+    cluster also those that hosts/mpirun.py sets, for all backends alike, unless `environ` has them."""
+    hosts = mpirun.variables(merged(cluster.lines)) if cluster is not None else {}
+    variables = {**hosts, **environ, "PYTHONUNBUFFERED": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
         variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    if cluster is not None:
-        variables.update(mpirun.variables(merged(cluster.lines)))
     variables.update(backend.variables)
     return variables
 

@@ -77,3 +77,5 @@ def test_all_backends_get_the_same_variables_on_a_cluster():
     assert all(each == found[0] for each in found)
     assert found[0]["HOROVOD_CYCLE_TIME"] == "30" and found[0]["PATH"] == "/bin"
     assert "HOROVOD_CYCLE_TIME" not in environment(BACKENDS["hvd_gloo"], {})
+    own = environment(BACKENDS["hvd_mpi"], {"HOROVOD_CYCLE_TIME": "5"}, CLUSTER)
+    assert own["HOROVOD_CYCLE_TIME"] == "5"
