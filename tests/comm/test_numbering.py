@@ -50,11 +50,11 @@ def test_no_server_has_much_more_than_the_mean(model, count, most):
 
 
 @pytest.mark.parametrize("model", ["bert_12_768_12", "bert_24_1024_16"])
-@pytest.mark.parametrize("count, most", [(4, 1.01), (16, 1.02), (64, 1.07), (128, 1.22)])
+@pytest.mark.parametrize("count, most", [(4, 1.01), (16, 1.02), (64, 1.19), (128, 1.38)])
 def test_partitions_are_small_enough_for_the_servers(model, count, most):
     """At 4 MiB the fullest of 128 servers has 1.6 and 2.4 times the mean of BERT's gradients in float16."""
     size = partition_bytes_of(count)
-    assert 256 << 10 <= size <= 4 << 20 and size % 4096 == 0
+    assert 512 << 10 <= size <= 4 << 20 and size % 4096 == 0
     sizes = [2 * each for part in bert_parts(named_config(model)) for each in part.gradients]
     loads = [0.0] * count
     even_numbers(sizes, Servers(count, count, 0, size), 1, loads)
