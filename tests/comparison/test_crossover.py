@@ -41,8 +41,11 @@ def searched(plan, hosts, gbps):
     [
         ("--model bert_2_128_2 --compute_s 0.0001", {"never"}),
         ("--model bert_2_128_2 --compute_s 0.0001 --inter_latency_us 300", {"never", "beside"}),
-        ("--model bert_4_256_4 --compute_s 0.004", {"never", "beside", "apart"}),
-        ("--model bert_4_256_4 --compute_s 0.004 --overlap none", {"never", "beside", "apart"}),
+        ("--model bert_4_256_4 --compute_s 0.004", {"never", "beside"}),
+        (
+            "--model bert_4_256_4 --compute_s 0.004 --overlap none --partition_bytes 1000000",
+            {"never", "beside", "apart"},
+        ),
         ("--model bert_4_256_4 --compute_s 0.004 --partition_bytes 200000", {"never", "beside", "apart"}),
     ],
 )
@@ -66,6 +69,7 @@ def test_numbers_that_are_tried():
 
 def test_the_command(tmp_path, capsys):
     words = f"--project --crossover {SMALL} --model bert_4_256_4 --compute_s 0.004 --inter_gbps 5 --gpus 2"
+    words += " --partition_bytes 1000000"
     assert main([*words.split(), "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "projection.json").read_text("utf-8"))["crossover"]
     assert [(each["gbps"], each["hosts"]) for each in found] == [
