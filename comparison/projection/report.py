@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from base.drawing import COLOURS, new_figure
 from base.quantities import digits
-from base.tables import Row, Table
+from base.tables import EMPTY, Row, Table
 from comparison.canvas import ideal_style, legend_below, plain
 from comparison.projection import crossover, further
 from comparison.projection.model import Plan, Projection
@@ -94,10 +94,10 @@ def report_of(
     for field, value in vars(plan.cluster).items():
         if field in ("name", "title", "sources"):
             continue
-        speeds = value.items() if isinstance(value, dict) else ()
-        shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in speeds) or f"{value or 0:g}"
-        if value is None:
-            shown = "–"
+        if isinstance(value, dict):
+            shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in value.items())
+        else:
+            shown = EMPTY if value is None else f"{value:g}"
         source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
         parameters.append(Row([field, shown, source]))
     sources = []

@@ -93,7 +93,7 @@ def test_a_dry_run_says_what_is_launched_and_leaves_nothing(tmp_path):
     made = {shlex.join(each["command"]) for each in records}
     printed = [line.strip() for line in dry.splitlines() if line.startswith("  ")]
     assert set(printed) == made and len(printed) == 4  # word for word
-    begun = sorted(records, key=lambda each: each["command"] and printed.index(shlex.join(each["command"])))
+    begun = sorted(records, key=lambda each: printed.index(shlex.join(each["command"])))
     assert [each["begun"] for each in begun] == sorted(each["begun"] for each in records)
 
     there = everything(output)

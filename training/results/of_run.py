@@ -30,7 +30,7 @@ from training.results.record import (
 from training.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-_HASH_BITS = 40
+_HASH_BITS = 40  # as many as `gathered` carries exactly
 
 
 @contextlib.contextmanager
