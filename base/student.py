@@ -65,23 +65,30 @@ def within_test(values: Sequence[float], bound: float) -> float:
     return p if inside > 0 else 1 - p
 
 
-def welch_test(first: Sequence[float], second: Sequence[float], confidence: float) -> MeanTest:
+def welch_test(
+    first: Sequence[float], second: Sequence[float], confidence: float, careful: bool = True
+) -> MeanTest:
     """Two-sided t-test that the means of two independent samples are equal, with a spread of its own for each
     (B. L. Welch, 1947). `mean`, and its interval: of `second` minus `first`.
 
-    Degrees of freedom are those of the smaller sample: p is then never too small, whatever the two spreads
-    are (M. R. Mickey and M. B. Brown, 1966), as it would be with Welch's own between 5 values and 12. Two
-    samples without any spread get the least p of a rank test: 2 by the ways to divide all values so.
+    `careful`: degrees of freedom are those of the smaller sample, so that p is never too small, whatever the
+    two spreads are (M. R. Mickey and M. B. Brown, 1966), as it is with Welch's own between 5 values and 12;
+    False: Welch's own, rounded down. Two samples without any spread get the least p of a rank test: 2 by the
+    ways to divide all values so.
 
     Raises:
         ValueError: fewer than two values in one, or one that is not finite.
     """
-    difference, error = _difference(first, second)
+    difference, squares = _difference(first, second)
+    error = math.sqrt(sum(squares))
     if error <= ROUNDING:
         ways = math.comb(len(first) + len(second), len(first))
         p = 2 / ways if abs(difference) > ROUNDING else 1.0
         return MeanTest(difference, difference, difference, p)
     freedom = min(len(first), len(second)) - 1
+    if not careful:
+        parts = sum(part**2 / (len(values) - 1) for part, values in zip(squares, (first, second)))
+        freedom = max(1, math.floor(sum(squares) ** 2 / parts + 1e-9))
     half = critical_t(1 - confidence, freedom) * error
     p = two_sided_p(difference / error, freedom)
     return MeanTest(difference, difference - half, difference + half, p)
@@ -90,24 +97,24 @@ def welch_test(first: Sequence[float], second: Sequence[float], confidence: floa
 def exceeds_test(first: Sequence[float], second: Sequence[float], bound: float) -> float:
     """p-value of the one-sided test, otherwise as `welch_test`, that the mean of `second` is above that of
     `first` by more than `bound`."""
-    difference, error = _difference(first, second)
-    above = difference - bound
+    difference, squares = _difference(first, second)
+    above, error = difference - bound, math.sqrt(sum(squares))
     if error <= ROUNDING:
         return 1 / math.comb(len(first) + len(second), len(first)) if above > ROUNDING else 1.0
     p = two_sided_p(above / error, min(len(first), len(second)) - 1) / 2
     return p if above > 0 else 1 - p
 
 
-def _difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Of two means, and its standard error."""
+def _difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, list[float]]:
+    """Of two means, and the square of each one's standard error."""
     if min(len(first), len(second)) < 2 or not all(map(math.isfinite, (*first, *second))):
         raise ValueError("a test of two means needs two finite values or more of each")
     means = [math.fsum(values) / len(values) for values in (first, second)]
-    squared = sum(
+    squares = [
         math.fsum((each - mean) ** 2 for each in values) / (len(values) - 1) / len(values)
         for values, mean in zip((first, second), means)
-    )
-    return means[1] - means[0], math.sqrt(squared)
+    ]
+    return means[1] - means[0], squares
 
 
 def two_sided_p(t: float, freedom: int) -> float:

@@ -11,7 +11,7 @@ import statistics
 from itertools import combinations
 from typing import Mapping, NamedTuple
 
-from base.student import DIFFERENT, NOT_SHOWN, critical_t, holm, mean_test, two_sided_p
+from base.student import DIFFERENT, NOT_SHOWN, critical_t, holm, mean_test, welch_test
 
 FEWEST_SEEDS = 5  # as many as compare.py asks of repeats
 TOO_FEW = "too few seeds"
@@ -111,15 +111,11 @@ def _pair(first: str, second: str, models: Mapping[str, Scores], confidence: flo
     fewest = min(len(one), len(other))
     if fewest < FEWEST_SEEDS:
         return Verdict(first, second, fewest, difference, None, None, None, None, TOO_FEW, "")
-    variances = [(each.deviation or 0.0) ** 2 / len(each.values) for each in means]
-    error = math.sqrt(sum(variances))
-    if error == 0:
+    if not any(each.deviation for each in means):
         # No spread at all says nothing about how scores vary.
         p = 1.0 if difference == 0 else 2.0 * 0.5**fewest
         found = (difference, difference, difference, p)
-        return Verdict(first, second, fewest, *found, None, NOT_SHOWN, WELCH)
-    parts = sum(part**2 / (len(each.values) - 1) for part, each in zip(variances, means))
-    freedom = max(1, math.floor(sum(variances) ** 2 / parts + 1e-9))  # Welch 1947
-    half = critical_t(1 - confidence, freedom) * error
-    found = (difference, difference - half, difference + half, two_sided_p(difference / error, freedom))
+    else:
+        test = welch_test(means[0].values, means[1].values, confidence, careful=False)
+        found = (test.mean, test.low, test.high, test.p)
     return Verdict(first, second, fewest, *found, None, NOT_SHOWN, WELCH)
