@@ -44,7 +44,7 @@ from comparison.emulation.plan import (
     replay_of,
     traced_workload,
 )
-from comparison.emulation.report import report_of, setting_of
+from comparison.emulation.report import kind_of, report_of, setting_of, title_of
 from comparison.launch import launch, reason_of_exit
 from comparison.messages.plan import PROCESS_BYTES, UNITS
 from comparison.options import EmulationOptions
@@ -167,14 +167,10 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         super().__init__(store, turns, made)
 
     def title(self, turn: Turn) -> str:
-        setting = turn.setting
-        parts = [
-            self.options.backends[setting.backend].title,
-            *([setting.servers] if setting.servers else []),
-        ]
-        group = setting.group
-        parts += [f"{group.hosts} hosts", f"{group.gbps:g} Gbit/s", group.work, group.dtype]
-        return f"{', '.join(parts)}, repeat {turn.repeat + 1}"
+        contender, (hosts, gbps, *kind) = turn.setting.contender, turn.setting.group
+        titles = {key: backend.title for key, backend in self.options.backends.items()}
+        where = f"{hosts} hosts, {gbps:g} Gbit/s"
+        return f"{title_of(contender, titles)}, {where}, {kind_of(*kind)}, repeat {turn.repeat + 1}"
 
     def command(self, turn: Turn, folder: Path) -> list[str]:
         return [sys.executable, "-I", "-S", str(NETWORK), str(folder / turn.name / CLUSTER)]

@@ -191,14 +191,14 @@ def _tables(
     for kind in dict.fromkeys(setting.group[2:] for setting in projected):
         rows = []
         for setting in (each for each in projected if each.group[2:] == kind):
-            title = " ".join([titles[setting.backend], setting.servers]).strip()
+            title = title_of(setting.contender, titles)
             names = [str(setting.group.hosts), f"{setting.group.gbps:g}", title]
             own = figures.get(setting)
             if own is None:
                 rows.append(Row(names, reasons[setting]))
                 continue
             pair = verdicts.get((setting.group, setting.contender))
-            named = {name: _title(name, titles) for name in (pair.first, pair.second)} if pair else {}
+            named = {name: title_of(name, titles) for name in (pair.first, pair.second)} if pair else {}
             cells = [
                 with_range(1e3 * own.step_s.median, 1e3 * own.step_s.least, 1e3 * own.step_s.most),
                 EMPTY if own.projected_s is None else digits(1e3 * own.projected_s),
@@ -216,13 +216,12 @@ def _tables(
                 where_ = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
                 behind = samples_of(pair, taken, named, where_)
             rows.append(Row([*names, *cells], samples=behind))
-        tables.append(Table(_kind(kind), head, rows, names=3))
+        tables.append(Table(kind_of(*kind), head, rows, names=3))
     return tables
 
 
-def _kind(kind: tuple[str, str, int, str]) -> str:
-    """Of a group, for titles."""
-    work, dtype, accumulate, compression = kind
+def kind_of(work: str, dtype: str, accumulate: int, compression: str) -> str:
+    """Exchanged arrays of a group, for titles."""
     more = f", {accumulate} micro-batches" if accumulate > 1 else ""
     more += f", compression {compression}" if compression != "none" else ""
     return f"{work}, gradients in {dtype}{more}"
@@ -252,14 +251,15 @@ def _scaling(
                 share = shares.get(hosts)
                 rate = [f"{alone * hosts * share:,.0f}"] if alone and share else []
                 cells.append(", ".join([*rate, f"{hosts * share:.2f}", f"{share:.3f}"]) if share else EMPTY)
-            rows.append(Row([_title(name, titles), *cells]))
+            rows.append(Row([title_of(name, titles), *cells]))
         what = f"{'tokens/s, ' if alone else ''}speed-up, expansion"
         head = ("backend", "1 host", *(f"{count} hosts" for count in counts))
-        tables.append(Table(f"Scaling: {_kind(kind)}, {gbps:g} Gbit/s: {what}", head, rows))
+        tables.append(Table(f"Scaling: {kind_of(*kind)}, {gbps:g} Gbit/s: {what}", head, rows))
     return tables
 
 
-def _title(contender: str, titles: Mapping[str, str]) -> str:
+def title_of(contender: str, titles: Mapping[str, str]) -> str:
+    """Name of a backend with its servers, for people."""
     backend, _, servers = contender.partition(" ")
     return f"{titles[backend]} {servers}".strip()
 
@@ -300,7 +300,7 @@ def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figur
         places = [1e3 * (each.projected_s or 0.0) for each in own]
         times = [Spread(*(1e3 * value for value in each.step_s)) for each in own]
         style = {"color": colour(number), "marker": "os^Dv*X"[number % 7], "linestyle": "none"}
-        left.plot(places, [each.median for each in times], label=_title(name, titles), **style)
+        left.plot(places, [each.median for each in times], label=title_of(name, titles), **style)
         whiskers(left, places, times, color=style["color"])
     ends = [min(1e3 * (each.projected_s or 0.0) for each in known.values())]
     ends.append(max(1e3 * (each.projected_s or 0.0) for each in known.values()))
