@@ -12,8 +12,8 @@ in which no stage waits, m / (m + p - 1), times what the split leaves even.
 memory: the greatest resident memory of each stage by micro-batches, under both schedules. 1F1B's stops
 growing at p - i micro-batches, GPipe's does not.
 
-limit: a model in one process and in two stages, each with the same limit to its address space (`ulimit -v`),
-above what the larger stage needs by a third of what one process needs more.
+limit: the least limit to a rank's address space (`ulimit -v`) under which a model trains, in one process and
+in two stages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.command_line import at_least, positive_int
-from base.errors import NO_MEMORY, InputError
+from base.errors import NO_MEMORY
 from base.tables import Row, Table, terminal
 from bench.harness import Measurement, end_at, finish, note, ratios, spread, take_rounds
 from bench.launches import ROOT, step_seconds
@@ -189,41 +189,36 @@ def memory_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
     return Table(title, head, rows, names=2)
 
 
-def measure_limit(work: Work) -> dict[str, Any]:
-    """A model in one process and in two stages: address space without a limit, then both under one.
-
-    Raises:
-        InputError: a model of which a stage takes as much as one process.
-    """
-    launches = {"one process": Launch(1, 1, 2), "two stages": Launch(2, 2, 2)}
-    sizes = {
-        name: [rank["address_space"] for rank in run(launch, work, LIMIT).ranks]
-        for name, launch in launches.items()
-    }
-    if max(sizes["one process"]) < 1.05 * max(sizes["two stages"]):
-        raise InputError(
-            f"--large_model {work.model}: a stage takes about as much address space as one process; name a "
-            "model of more layers"
-        )
-    limit = (max(sizes["one process"]) + 2 * max(sizes["two stages"])) // 3
-    under = {name: run(launch, work, LIMIT, limit) for name, launch in launches.items()}
-    lines = {name: _reason(each.text) for name, each in under.items()}
-    steps = {name: each.step_s for name, each in under.items()}
-    return {"address_space": sizes, "limit": limit, "step_s": steps, "reason": lines}
+def measure_limit(work: Work) -> list[dict[str, Any]]:
+    """The address space that a model reserves in one process and in two stages where nothing limits it, the
+    least limit to that of each rank under which it trains, to 2%, and why it fails under less."""
+    found = []
+    for name, launch in (("one process", Launch(1, 1, 2)), ("two stages", Launch(2, 2, 2))):
+        outcome = run(launch, work, LIMIT)
+        reserved = [rank["address_space"] for rank in outcome.ranks]
+        failing, limit = 0, max(reserved)
+        step_s, reason = outcome.step_s, ""
+        while limit - failing > 0.02 * limit:
+            between = (failing + limit) // 2 if failing else 3 * limit // 4
+            under = run(launch, work, f"{LIMIT} {between // _MIB:,} MiB", between)
+            if under.step_s is None:
+                failing, reason = between, _reason(under.text)
+            else:
+                limit, step_s = between, under.step_s
+        each = {"address_space": reserved, "limit": limit, "step_s": step_s, "reason": reason}
+        found.append({"launch": name, **each})
+    return found
 
 
-def limit_table(figures: Mapping[str, Any], work: Work) -> Table:
-    """The address space that both took, and what became of them under the limit."""
+def limit_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
+    """The address space that both reserve and need."""
     rows = []
-    for name, sizes in figures["address_space"].items():
-        step = figures["step_s"][name]
-        end = figures["reason"][name] if step is None else f"trains, {step:.3f} s a step"
-        rows.append(Row([name, " and ".join(f"{size / _MIB:,.0f} MiB" for size in sizes), end]))
-    limit = figures["limit"] // 1024
-    title = (
-        f"limit: {work.model}, {work.rows} x {LENGTH} tokens, under ulimit -v {limit} ({limit >> 10:,} MiB)"
-    )
-    return Table(title, ("", "address space without it", "under it"), rows, names=3)
+    for each in figures:
+        reserved = " and ".join(f"{size / _MIB:,.0f} MiB" for size in each["address_space"])
+        needed = [f"{each['limit'] / _MIB:,.0f} MiB", f"{each['step_s']:.3f}"]
+        rows.append(Row([each["launch"], reserved, *needed, each["reason"]]))
+    title = f"limit: {work.model}, {work.rows} x {LENGTH} tokens, address space of a rank (ulimit -v)"
+    return Table(title, ("", "reserved without a limit", "least limit", "s/step", "below it"), rows, names=2)
 
 
 def _reason(text: str) -> str:

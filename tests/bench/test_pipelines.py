@@ -12,16 +12,19 @@ from pathlib import Path
 import pytest
 
 from base.tables import terminal
+from bench import pipelines
 from bench.launches import environment, step_seconds
 from bench.pipelines import (
     GPIPE,
     Launch,
+    Outcome,
     Work,
     _reason,
     beside,
     command,
     ideal,
     limit_table,
+    measure_limit,
     memory_table,
     speed_table,
 )
@@ -76,15 +79,33 @@ def test_tables() -> None:
     assert row.endswith("0.88     11%")
     memory = [{"schedule": "1f1b", "micro_batches": 4, "resident": [3 << 20, 2 << 20]}]
     assert terminal(memory_table(memory, WORK)).splitlines()[2].split()[-4:] == ["3", "MiB", "2", "MiB"]
-    sizes = {"one process": [4 << 30], "two stages": [3 << 30, 2 << 30]}
-    steps, reasons = {"one process": None, "two stages": 0.5}, {"one process": "bad_alloc", "two stages": ""}
-    figures = {"address_space": sizes, "limit": 7 << 29, "step_s": steps, "reason": reasons}
-    text = terminal(limit_table(figures, WORK))
-    assert "ulimit -v 3670016 (3,584 MiB)" in text and "bad_alloc" in text
-    assert "3,072 MiB and 2,048 MiB" in text and "trains, 0.500 s a step" in text
+    figures = {"launch": "two stages", "address_space": [3 << 30, 2 << 30], "limit": 7 << 28, "step_s": 0.5}
+    row = terminal(limit_table([{**figures, "reason": "bad_alloc"}], WORK)).splitlines()[2]
+    assert row.split("  ")[-1].strip() == "bad_alloc" and "3,072 MiB and 2,048 MiB" in row
+    assert "1,792 MiB" in row and "0.500" in row
     found = {"case": list(CASES[0]), "intra_first": [2.0, 1.0], "inter_first": [0.5]}
     row = terminal(hosts_table([found], "1mbit")).splitlines()[2]
     assert row.split()[-3:] == ["1.50", "0.50", "inter_first"]
+
+
+def test_the_least_limit_is_searched(monkeypatch) -> None:
+    """Ranks that reserve twice what they need."""
+    needs = {"one process": 900 << 20, "two stages": 400 << 20}
+    tried = []
+
+    def run(launch: Launch, work: Work, part: str, limit: int | None = None) -> Outcome:
+        need = needs["two stages" if launch.stages > 1 else "one process"]
+        tried.append(limit)
+        if limit is not None and limit < need:
+            return Outcome(None, [], "MXNetError: cannot allocate memory")
+        return Outcome(0.5, [{"address_space": 2 * need}] * launch.ranks, "")
+
+    monkeypatch.setattr(pipelines, "run", run)
+    found = {each["launch"]: each for each in measure_limit(WORK)}
+    for name, need in needs.items():
+        assert need <= found[name]["limit"] <= 1.02 * need and found[name]["step_s"] == 0.5
+        assert found[name]["reason"] == "MXNetError: cannot allocate memory"
+    assert len(tried) <= 20
 
 
 def test_the_reason_of_a_failure() -> None:
