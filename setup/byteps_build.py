@@ -1,4 +1,4 @@
-"""Build of BytePS from its source archive, which stays as it is but for a line and two files of ps-lite.
+"""Build of BytePS from its source archive, which stays as it is but for two lines and two files of ps-lite.
 
 ``native/ps_lite`` takes the place of these: the transport over ZeroMQ and the count of answers, which kept
 memory of every message. On machines without CUDA, BytePS is also compiled against the host runtime in
@@ -26,6 +26,13 @@ DITHERING = (
     "byteps/common/compressor/impl/dithering.cc",
     "  BitWriter<index_t> bit_writer(dst);\n",
     "  if (scale == 0) scale = 1;\n  BitWriter<index_t> bit_writer(dst);\n",
+)
+# A worker without further local ranks pushes and pulls where an array lies, not through a buffer of its own.
+BUFFER = (
+    "byteps/common/operations.cc",
+    "  e->cpubuff = context.cpubuff;\n",
+    "  const bool alone = device == CPU_DEVICE_ID && BytePSGlobal::GetLocalSize() == 1;\n"
+    "  e->cpubuff = alone ? const_cast<void*>(input->data()) : context.cpubuff;\n",
 )
 RUN_PATH = "link_flags.append('-Wl,-rpath,%s' % lib_dir)"
 
@@ -83,7 +90,9 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
 
     def change(scratch: Path, archive: Path) -> None:
         replace(archive, *DITHERING)
-        if cuda != "cpu":
+        if cuda == "cpu":
+            replace(archive, *BUFFER)
+        else:
             # Its libraries look for others where they are installed, not in the MXNet of the build.
             replace(archive, "setup.py", RUN_PATH, "pass")
 

@@ -9,6 +9,8 @@
 // its own: on one for both it waits behind all values that are queued, so that a worker pulled only when it had pushed
 // everything, and half of its link was idle at any time.
 //
+// Values between a worker and a server of the same host do not travel at all, see same_host.h.
+//
 // It is compiled into van.cc (-include, see build.mk), whose own #include of src/zmq_van.h the guard then leaves empty.
 #ifndef PS_ZMQ_VAN_H_
 #define PS_ZMQ_VAN_H_
@@ -33,6 +35,7 @@
 
 #include "ps/internal/threadsafe_queue.h"
 #include "ps/internal/van.h"
+#include "same_host.h"
 
 namespace ps {
 
@@ -183,6 +186,7 @@ class ZMQVan : public Van {
     connections_.clear();
     quick_.clear();
     listener_.reset();
+    tickets_.reset();
     zmq_ctx_destroy(context_);
     context_ = nullptr;
   }
@@ -201,6 +205,7 @@ class ZMQVan : public Van {
       CHECK_GT(left, 0) << "cannot listen at " << Address(host, port) << ": " << zmq_strerror(errno);
       port = std::uniform_int_distribution<int>(10000, 49999)(draw);
     }
+    if (node.role == Node::SERVER) tickets_.reset(new Tickets(Address(node.hostname, port)));
     Listen(listener_.get());
     return port;
   }
@@ -214,10 +219,15 @@ class ZMQVan : public Van {
     std::shared_ptr<ZmqChannel> channel, quick;
     const bool known = my_node_.id != Node::kEmpty;
     if (!peer || standalone_) channel = Open(node, known ? Identity(my_node_.id) : "");
-    if (worker_ && known && node.role == Node::SERVER) quick = Open(node, QuickIdentity(my_node_.id));
+    std::string ticket;
+    if (worker_ && known && node.role == Node::SERVER) {
+      quick = Open(node, QuickIdentity(my_node_.id));
+      ticket = AskForTicket(Address(node.hostname, node.port));
+    }
     const std::lock_guard<std::mutex> hold(lock_);
     connections_.erase(node.id);
     quick_.erase(node.id);
+    own_tickets_[node.id] = ticket;
     if (channel) connections_[node.id] = channel;
     if (quick) quick_[node.id] = quick;
   }
@@ -226,6 +236,7 @@ class ZMQVan : public Van {
     const int id = message.meta.recver;
     CHECK_NE(id, Meta::kEmpty);
     const bool data = message.meta.control.empty() && !message.meta.simple_app;
+    if (data && message.data.size() > 1) MoveDirectly(&message);
     const bool quick = data && (message.data.size() < 2 || message.data[1].size() == 0);
     std::shared_ptr<ZmqChannel> channel;
     {
@@ -269,25 +280,73 @@ class ZMQVan : public Van {
   }
 
   int RecvMsg(Message* message) override {
-    ZmqFrames frames;
-    received_.WaitAndPop(&frames);
-    message->meta.sender = Number(frames[0]->data(), frames[0]->size());
-    message->meta.recver = my_node_.id;
-    UnpackMeta(frames[1]->data(), frames[1]->size(), &message->meta);
-    size_t bytes = frames[1]->size();
-    message->data.clear();
-    for (size_t i = 2; i < frames.size(); ++i) {
-      // Where it lies: the frame goes with the last array that refers to it.
-      ZmqFrame* const frame = frames[i].release();
-      SArray<char> data;
-      data.reset(frame->data(), frame->size(), [frame](char*) { delete frame; });
-      message->data.push_back(data);
-      bytes += data.size();
+    for (;;) {
+      ZmqFrames frames;
+      received_.WaitAndPop(&frames);
+      message->meta.sender = Number(frames[0]->data(), frames[0]->size());
+      message->meta.recver = my_node_.id;
+      UnpackMeta(frames[1]->data(), frames[1]->size(), &message->meta);
+      size_t bytes = frames[1]->size();
+      message->data.clear();
+      for (size_t i = 2; i < frames.size(); ++i) {
+        // Where it lies: the frame goes with the last array that refers to it.
+        ZmqFrame* const frame = frames[i].release();
+        SArray<char> data;
+        data.reset(frame->data(), frame->size(), [frame](char*) { delete frame; });
+        message->data.push_back(data);
+        bytes += data.size();
+      }
+      if (!tickets_ || !message->meta.request || message->meta.option != kDirect || Redeem(message)) {
+        return static_cast<int>(bytes);
+      }
+      LOG(WARNING) << "a message in the name of node " << message->meta.sender << " is dropped: its values are not there";
     }
-    return static_cast<int>(bytes);
   }
 
  private:
+  // As a worker, puts the ticket of a server on this host in place of the values of a request, if they are many; as a
+  // server, copies the values of an answer to where such a request wants them, if it can.
+  void MoveDirectly(Message* message) {
+    Meta& meta = message->meta;
+    SArray<char>& values = message->data[1];
+    if (worker_) {
+      meta.option = 0;  // ps-lite leaves it as it is
+      const std::lock_guard<std::mutex> hold(lock_);
+      const std::string& ticket = own_tickets_[meta.recver];
+      if (ticket.empty() || meta.val_len < kLeastDirectBytes) return;
+      meta.option = kDirect;
+      values = SArray<char>();  // CopyFrom would write to where the values lie
+      values.CopyFrom(ticket.data(), ticket.size());
+    } else if (tickets_ && !meta.request && !meta.push && meta.option == kDirect) {
+      pid_t process;
+      {
+        const std::lock_guard<std::mutex> hold(lock_);
+        process = holders_[meta.recver];
+      }
+      const bool fits = values.size() <= static_cast<size_t>(meta.val_len);
+      if (fits && CopyTo(process, meta.addr, values.data(), values.size())) values = SArray<char>();
+    }
+  }
+
+  // As a server, fetches the values that a worker of this host pushes, or notes who pulls; false if the ticket is wrong
+  // or the worker is gone.
+  bool Redeem(Message* message) {
+    const Meta& meta = message->meta;
+    if (message->data.size() < 2 || meta.val_len < 0) return false;
+    SArray<char>& values = message->data[1];
+    const pid_t process = tickets_->Holder(std::string(values.data(), values.size()));
+    if (process == 0) return false;
+    if (!meta.push) {
+      values = SArray<char>();
+      const std::lock_guard<std::mutex> hold(lock_);
+      holders_[meta.sender] = process;
+      return true;
+    }
+    const size_t bytes = static_cast<size_t>(meta.val_len);
+    values = SArray<char>(new char[bytes], bytes, true);
+    return CopyFrom(process, meta.addr, values.data(), bytes);
+  }
+
   // A connection under a name; as a worker that has its number, also for what comes back through it.
   std::shared_ptr<ZmqChannel> Open(const Node& node, const std::string& own) {
     std::shared_ptr<ZmqChannel> channel(new ZmqChannel(context_, ZMQ_DEALER));
@@ -324,6 +383,8 @@ class ZMQVan : public Van {
 
   static bool IsWorker(int id) { return id >= 8 && id % 2 == 1; }
 
+  static constexpr int kDirect = 0x6d656d;  // Meta::option of a request whose values do not travel, and of its answer
+
   void* context_ = nullptr;
   bool standalone_ = false;
   bool worker_ = false;
@@ -331,6 +392,9 @@ class ZMQVan : public Van {
   std::shared_ptr<ZmqChannel> listener_;
   std::mutex lock_;  // of the connections
   std::map<int, std::shared_ptr<ZmqChannel>> connections_;
+  std::unique_ptr<Tickets> tickets_;        // of a server
+  std::map<int, pid_t> holders_;            // processes of workers on this host
+  std::map<int, std::string> own_tickets_;  // of a worker, for each server; empty for one on another host
   std::map<int, std::shared_ptr<ZmqChannel>> quick_;  // from a worker to servers, of what has no values
 };
 
