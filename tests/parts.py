@@ -23,7 +23,7 @@ WITHOUT_RANKS = [
         *("data", "bert", "tasks", "training", "comparison", "hosts", "base/test_processes.py"),
         *("comm/test_buckets.py", "comm/test_byteps_environment.py"),
         *("comm/test_run_processes.py", "comm/test_wire.py", "comm/test_places.py"),
-        *("native/test_operators_library.py", "test_network.py"),
+        *("native/test_operators_library.py", "native/test_same_host.py", "test_network.py"),
         *("test_hparams.py", "test_imports.py", "test_parts.py", "test_no_vanishing.py"),
         *("test_lamb_paper.py", "test_scripts.py", "setup/test_setup.py"),
         *("faults/test_bad_values.py", "faults/test_flip_bytes.py", "faults/test_program.py"),

@@ -77,6 +77,19 @@ def sums() -> None:
         sys.exit(f"memory with a name: {named[0]}")
 
 
+def traffic() -> None:
+    """Prints the bytes that eight sums of 8 MB send over the loopback interface."""
+    declare("vector")
+    count, sent = 2000000, 0
+    for step in range(9):
+        array = mx.nd.array(contribution(bps.rank(), step, count, "float32"))
+        push_pull(array, "vector")
+        check(array, step, count, "float32")
+        (line,) = (each for each in Path("/proc/self/net/dev").read_text().splitlines() if " lo:" in each)
+        sent = sent or int(line.split()[1])
+    print(f"sent {int(line.split()[1]) - sent}")
+
+
 def idle() -> None:
     """Prints what five seconds without work cost, and the median time of a small exchange."""
     declare("small")
@@ -125,5 +138,5 @@ def killed() -> None:
 
 if __name__ == "__main__":
     bps.init()
-    {function.__name__: function for function in (sums, idle, onebit, killed)}[sys.argv[1]]()
+    {function.__name__: function for function in (sums, traffic, idle, onebit, killed)}[sys.argv[1]]()
     bps.shutdown()

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 import pytest
 
@@ -26,15 +26,16 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def together(tmp_path) -> Callable[..., dict[str, Ended]]:
-    """Runs processes {name: (argv, env)} at the same time, in an empty folder, and returns how each ended."""
+    """Runs processes {name: (argv, env)} at the same time, in an empty folder, all by the words of `prefix`;
+    returns how each ended."""
 
-    def run(processes, limit: float = LIMIT) -> dict[str, Ended]:
+    def run(processes, limit: float = LIMIT, prefix: Sequence[str] = ()) -> dict[str, Ended]:
         folder = tmp_path / "together"
         folder.mkdir(exist_ok=True)
         described = [{"name": name, "argv": argv, "env": env} for name, (argv, env) in processes.items()]
         (folder / "processes.json").write_text(json.dumps(described))
         script = Path(__file__).with_name("together.py")
-        command = [sys.executable, script, str(limit), "processes.json"]
+        command = [*prefix, sys.executable, script, str(limit), "processes.json"]
         answer = json.loads(run_command(command, timeout=2 * limit, cwd=folder).check().stdout)
         return {
             name: Ended(code, seconds, (folder / f"{name}.out").read_text(errors="replace"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -77,6 +78,24 @@ def test_two_runs_at_once_share_nothing(together, tmp_path, workers, local_ranks
     succeed(together(runs))
     nothing_new(memory, named_memory)
     assert not list(tmp_path.rglob("socket_*"))
+
+
+OWN_LOOPBACK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize(
+    ("of_server", "least", "most"), [([], 0, 4e6), (["unshare", "--pid", "--fork"], 256e6, 300e6)]
+)
+def test_values_do_not_travel_on_one_host(together, of_server, least, most):
+    """But to a server that cannot see the workers' processes, as one in another container."""
+    if subprocess.run([*OWN_LOOPBACK, "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces: needs root, unshare and ip")
+    started = processes(2, 1, "traffic")
+    words, env = started["server"]
+    ended = together({**started, "server": ([*of_server, *words], env)}, prefix=OWN_LOOPBACK)
+    succeed(ended)
+    (sent,) = re.findall(r"sent (\d+)", ended["rank0"].output)
+    assert least < int(sent) < most
 
 
 def test_killed_ranks_leave_nothing(together, tmp_path):
