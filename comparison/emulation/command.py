@@ -167,10 +167,11 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         super().__init__(store, turns, made)
 
     def title(self, turn: Turn) -> str:
-        contender, (hosts, gbps, *kind) = turn.setting.contender, turn.setting.group
+        group = turn.setting.group
         titles = {key: backend.title for key, backend in self.options.backends.items()}
-        where = f"{hosts} hosts, {gbps:g} Gbit/s"
-        return f"{title_of(contender, titles)}, {where}, {kind_of(*kind)}, repeat {turn.repeat + 1}"
+        where = f"{group.hosts} hosts, {group.gbps:g} Gbit/s"
+        title = title_of(turn.setting.contender, titles)
+        return f"{title}, {where}, {kind_of(group[2:])}, repeat {turn.repeat + 1}"
 
     def command(self, turn: Turn, folder: Path) -> list[str]:
         return [sys.executable, "-I", "-S", str(NETWORK), str(folder / turn.name / CLUSTER)]

@@ -216,12 +216,13 @@ def _tables(
                 where_ = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
                 behind = samples_of(pair, taken, named, where_)
             rows.append(Row([*names, *cells], samples=behind))
-        tables.append(Table(kind_of(*kind), head, rows, names=3))
+        tables.append(Table(kind_of(kind), head, rows, names=3))
     return tables
 
 
-def kind_of(work: str, dtype: str, accumulate: int, compression: str) -> str:
+def kind_of(kind: tuple[str, str, int, str]) -> str:
     """Exchanged arrays of a group, for titles."""
+    work, dtype, accumulate, compression = kind
     more = f", {accumulate} micro-batches" if accumulate > 1 else ""
     more += f", compression {compression}" if compression != "none" else ""
     return f"{work}, gradients in {dtype}{more}"
@@ -254,7 +255,7 @@ def _scaling(
             rows.append(Row([title_of(name, titles), *cells]))
         what = f"{'tokens/s, ' if alone else ''}speed-up, expansion"
         head = ("backend", "1 host", *(f"{count} hosts" for count in counts))
-        tables.append(Table(f"Scaling: {kind_of(*kind)}, {gbps:g} Gbit/s: {what}", head, rows))
+        tables.append(Table(f"Scaling: {kind_of(kind)}, {gbps:g} Gbit/s: {what}", head, rows))
     return tables
 
 
