@@ -1,4 +1,4 @@
-"""Build of BytePS from its source archive, which stays as it is but for two lines and two files of ps-lite.
+"""Build of BytePS from its source archive, which stays as it is but for three lines and two files of ps-lite.
 
 ``native/ps_lite`` takes the place of these: the transport over ZeroMQ and the count of answers, which kept
 memory of every message. On machines without CUDA, BytePS is also compiled against the host runtime in
@@ -27,9 +27,14 @@ DITHERING = (
     "  BitWriter<index_t> bit_writer(dst);\n",
     "  if (scale == 0) scale = 1;\n  BitWriter<index_t> bit_writer(dst);\n",
 )
-# A worker without further local ranks pushes and pulls where an array lies, not through a buffer of its own.
-BUFFER = (
-    "byteps/common/operations.cc",
+# A worker without further local ranks pushes and pulls where an array lies; its buffer stays untouched.
+BUFFER = "byteps/common/operations.cc"
+UNUSED = (
+    "  char *data = const_cast<char *>(static_cast<const char *>(context.cpubuff));\n",
+    "  const bool alone = cpubuff && BytePSGlobal::GetLocalSize() == 1;\n"
+    "  char *data = static_cast<char *>(alone ? cpubuff : context.cpubuff);\n",
+)
+PLACE = (
     "  e->cpubuff = context.cpubuff;\n",
     "  const bool alone = device == CPU_DEVICE_ID && BytePSGlobal::GetLocalSize() == 1;\n"
     "  e->cpubuff = alone ? const_cast<void*>(input->data()) : context.cpubuff;\n",
@@ -91,7 +96,8 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
     def change(scratch: Path, archive: Path) -> None:
         replace(archive, *DITHERING)
         if cuda == "cpu":
-            replace(archive, *BUFFER)
+            replace(archive, BUFFER, *UNUSED)
+            replace(archive, BUFFER, *PLACE)
         else:
             # Its libraries look for others where they are installed, not in the MXNet of the build.
             replace(archive, "setup.py", RUN_PATH, "pass")
