@@ -41,8 +41,8 @@ MTU = 9000  # bytes of a packet, as large as clusters have them
 # IP's and 32 of TCP's, time stamps included.
 PAYLOAD = (MTU - 52) / (MTU + 14)
 BURST_BYTES, BURST_S = 32_768, 0.004  # bytes that may go at once: the larger; a late timer must not cost rate
-# Bytes of a connection on their way at most: more only wait in the receiver's port, before what others send there.
-# With 256 KiB from each of 8 hosts that was a sixth of all that a server received, and as much of its time.
+# Bytes of a connection on their way at most: more only wait in the receiver's port, before what others send.
+# With 256 KiB from each of 8 hosts a server's port held a sixth of what came in an exchange of 256 MB by 20.
 WINDOW = 32 << 10
 QUEUE = 64 << 20  # bytes that wait at a port
 PRIVATE = "/dev/shm"  # a file system of the cluster's own
