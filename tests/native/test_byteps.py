@@ -87,8 +87,8 @@ OWN_LOOPBACK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"'
     ("of_server", "least", "most"), [([], 0, 4e6), (["unshare", "--pid", "--fork"], 200e6, 300e6)]
 )
 def test_values_do_not_travel_on_one_host(together, of_server, least, most):
-    """But to a server that cannot see the workers' processes, as one in another container: 256 MB, of which the
-    other rank may have sent some before this one begins to count."""
+    """But to a server that cannot see the workers' processes, as one in another container: 256 MB, of which
+    the other rank may have sent some before this one begins to count."""
     if subprocess.run([*OWN_LOOPBACK, "true"], capture_output=True).returncode:
         pytest.skip("no network namespaces: needs root, unshare and ip")
     started = processes(2, 1, "traffic")
