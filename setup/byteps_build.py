@@ -36,7 +36,8 @@ UNUSED = (
 )
 PLACE = (
     "  e->cpubuff = context.cpubuff;\n",
-    "  const bool alone = device == CPU_DEVICE_ID && BytePSGlobal::GetLocalSize() == 1;\n"
+    "  const bool alone = device == CPU_DEVICE_ID && BytePSGlobal::GetLocalSize() == 1\n"
+    "                     && context.compressor_list.empty();  // which write to a multiple of their words\n"
     "  e->cpubuff = alone ? const_cast<void*>(input->data()) : context.cpubuff;\n",
 )
 RUN_PATH = "link_flags.append('-Wl,-rpath,%s' % lib_dir)"
