@@ -205,8 +205,8 @@ def measure_limit(work: Work) -> list[dict[str, Any]]:
                 failing, reason = between, _reason(under.text)
             else:
                 limit, step_s = between, under.step_s
-        each = {"address_space": reserved, "limit": limit, "step_s": step_s, "reason": reason}
-        found.append({"launch": name, **each})
+        needed = {"limit": limit, "step_s": step_s, "reason": reason}
+        found.append({"launch": name, "address_space": reserved, **needed})
     return found
 
 

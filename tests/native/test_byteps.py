@@ -84,7 +84,7 @@ OWN_LOOPBACK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"'
 
 
 @pytest.mark.parametrize(
-    ("of_server", "least", "most"), [([], 0, 4e6), (["unshare", "--pid", "--fork"], 200e6, 300e6)]
+    ("of_server", "least", "most"), [([], 0, 4e6), (["unshare", "--pid", "--kill-child"], 200e6, 300e6)]
 )
 def test_values_do_not_travel_on_one_host(together, of_server, least, most):
     """But to a server that cannot see the workers' processes, as one in another container: 256 MB, of which
