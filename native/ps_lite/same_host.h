@@ -29,7 +29,7 @@
 namespace ps {
 
 constexpr size_t kTicketBytes = 16;
-// A system call for fewer bytes takes longer than to send them.
+// Fewer bytes take as long either way, and an answer of few is not worth a system call under the server's locks.
 constexpr int kLeastDirectBytes = 16384;
 
 // The Unix socket that belongs to an address of a server; -1 if there is none.
