@@ -21,7 +21,7 @@ from tests.processes import run_command
 
 MPIRUN = "mpirun -np 2 --oversubscribe --bind-to none -mca mpi_yield_when_idle 1"
 MPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-TIMES = ("time", "_s", "per_second", "mfu", "rss", "memory", "utilisation", "data_wait")
+TIMES = ("time", "_s", "per_second", "mfu", "rss", "memory", "utilisation", "data_wait", "resumed_at")
 PRETRAIN = """run_pretraining_hvd.py --raw --data {0}/corpus/train-*.txt --data_eval {0}/corpus/eval.txt
     --vocab {0}/vocab.txt --model bert_2_64_2 --dropout 0.1 --stages both --max_seq_length 32,64
     --batch_size 256,256 --accumulate 2 --num_steps 40,20 --lr 0.01 --warmup_ratio 0.1 --log_interval 10

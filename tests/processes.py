@@ -54,6 +54,7 @@ OF_TIME = (
     "step_s",
     "rank_wait_s",
     "data_wait",
+    "resumed_at",
     "eval_s",
 )
 MARKER = "TEST_RUN_MARKER"

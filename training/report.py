@@ -130,6 +130,8 @@ class RunReporter(Reporter):
         self._span = span
         self._verbose = verbose
         self._start_time = time.monotonic()
+        # Goes into the first line that a launch writes of a stage that another one began.
+        self._restart = {} if span.first == span.begun else {"resumed_at": span.first}
 
     def note(self, message: str) -> None:
         self._print(message, sys.stdout)
@@ -191,7 +193,8 @@ class RunReporter(Reporter):
             sys.stderr.flush()
 
     def _write(self, metrics: dict[str, Any]) -> None:
-        line = json.dumps(metrics, allow_nan=False).encode() + b"\n"
+        line = json.dumps({**metrics, **self._restart}, allow_nan=False).encode() + b"\n"
+        self._restart = {}
         values = {}
         for name, value in metrics.items():
             if name not in ("step", "stage", "time") and isinstance(value, (int, float)):

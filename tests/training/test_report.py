@@ -102,10 +102,10 @@ class TestMetricsFile:
         reported(tmp_path, training(10), training(20), evaluation(20), training(30), evaluation(40))
         with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write('{"step": 50, "mlm_lo')  # killed while writing
-        reported(tmp_path, training(30, mlm_loss=1.0), start_step=20)
+        reported(tmp_path, training(30, mlm_loss=1.0), training(40), start_step=20)
         assert read_metrics(str(tmp_path)) == [
             *(training(10), training(20), evaluation(20)),
-            training(30, mlm_loss=1.0),
+            *(training(30, mlm_loss=1.0, resumed_at=20), training(40)),
         ]
         for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
             strict(line)

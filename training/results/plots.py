@@ -4,13 +4,11 @@ seeds. No MXNet."""
 from __future__ import annotations
 
 import math
-import os
-import re
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.drawing import COLOURS, literal, new_figure
 from tasks.seeds import Scores, summarize
-from training.report import TENSORBOARD_DIR, boundary, read_metrics
+from training.report import boundary, read_metrics
 from training.results.summary import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 _OF_STEPS = (
     *("step", "stage", "time", "lr", "grad_norm", "loss_scale", "tokens_per_s", "padded_tokens_per_s"),
     *("sequences_per_s", "step_s", "mfu", "training_s", "budget_left_s", "data_wait", "rank_wait_s"),
-    *("skipped_steps", "eval_sequences", "eval_labelled", "eval_s", "eval_parts"),
+    *("skipped_steps", "resumed_at", "eval_sequences", "eval_labelled", "eval_s", "eval_parts"),
 )
 _SHOWN = {"lr": "learning rate", "tokens_per_s": "tokens/s"}
 _EVAL = "eval_"
@@ -30,8 +28,8 @@ _LONGEST = 60  # characters of a run's name
 
 
 class Curves(NamedTuple):
-    """A run's metrics. `restarts`: the last step that was reported before a launch went on with the run.
-    `stage_2`: the step at which that begins, None where there are not both."""
+    """A run's metrics. `restarts`: the steps after which a launch went on with the run. `stage_2`: the step
+    at which that begins, None where there are not both."""
 
     name: str
     metrics: Sequence[Mapping[str, Any]]
@@ -48,24 +46,8 @@ def read_curves(folder: str) -> Curves:
     read."""
     metrics = [each for each in read_metrics(folder) if _number(each.get("step"))]
     stages = [each for each in metrics if _number(each.get("stage", 0))]
-    return Curves(folder, metrics, _restarts(folder, metrics), boundary(stages))
-
-
-def _restarts(folder: str, metrics: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Each launch of a run, or of one of its stages, begins a file of events whose name has the second."""
-    lines = [(each["time"], each["step"]) for each in metrics if _number(each.get("time"))]
-    events = os.path.join(folder, TENSORBOARD_DIR)
-    begun: dict[str, list[int]] = {}
-    for name in sorted(os.listdir(events)) if os.path.isdir(events) else []:
-        found = re.fullmatch(r"events\.out\.tfevents\.(\d{10})\..*?(\.stage\d)?", name)
-        if found:
-            begun.setdefault(found[2] or "", []).append(int(found[1]))
-    marks = []
-    for launch in (second for each in begun.values() for second in each[1:]):
-        before = [step for time, step in lines if time < launch]
-        if before and len(before) < len(lines):
-            marks.append(max(before))
-    return sorted(set(marks))
+    restarts = [each["resumed_at"] for each in metrics if _number(each.get("resumed_at"))]
+    return Curves(folder, metrics, restarts, boundary(stages))
 
 
 def draw_curves(runs: Sequence[Curves]) -> Figure | None:
