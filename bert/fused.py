@@ -37,6 +37,7 @@ class FusedBert(mx.gluon.HybridBlock):
 
     adds_in_backward = False  # whether grad_req "add" is heeded
     packs_sequences = False  # whether rows are the tokens of all sequences end to end, without padding
+    recomputes = False  # whether what layers keep for their backward pass is computed again there
 
     def __init__(
         self,
@@ -123,6 +124,12 @@ class FusedBert(mx.gluon.HybridBlock):
         the losses, and dropout, which draws other masks."""
         self.packs_sequences = True
 
+    def recompute(self) -> None:
+        """Has layers keep nothing but their results from now on: the backward pass computes the rest again,
+        to the same bits. Call it before the first batch. Where both rates of dropout differ, attentions
+        keep what they did."""
+        self.recomputes = True
+
     def forward(self, input_ids: mx.nd.NDArray, segment_ids: Any, valid_lengths: Any, *others: Any) -> Any:
         """Calls `hybrid_forward` on arrays. Where padding is left out, places (see `encode`) replace
         `valid_lengths`: the number of rows must be known before a graph runs.
@@ -138,6 +145,7 @@ class FusedBert(mx.gluon.HybridBlock):
     def layers(self, F: Any, weights: Mapping[str, Any]) -> Layers:
         """The operations of this network in a `hybrid_forward`, which MXNet calls with `F` and `weights`."""
         layers = Layers(F, weights, self._config, self._dtype, self._dropout, self.packs_sequences)
+        layers.halves["recompute"] = int(self.recomputes)
         self._counted = layers.counted
         return layers
 
@@ -226,7 +234,7 @@ class Layers:
         # Every layer has the mode as an input, whose gradient nobody needs. The layers therefore return the
         # sum of squares of their weights' gradients as that gradient.
         self.counts = _SQUARES in weights
-        self._squares = {"squares": int(self.counts)}
+        self.halves = {"squares": int(self.counts)}  # attributes of both halves of a layer
         self.counted: list[str] = []  # weights whose gradients' squares are counted
         if self.counts:
             self._mode = F.BlockGrad(self._mode) + weights[_SQUARES]
@@ -289,7 +297,7 @@ class Layers:
         y, *self._unread = self.F.bert_self_attention(
             x, valid_lengths, *weights[:3], *biases[:3], weights[3], biases[3],
             *self._norm(f"{cell}layer_norm"), self._next_mode(), *packed,
-            heads=self._heads, dtype=self.dtype, **self._dropout, **self._eps, **self._squares,
+            heads=self._heads, dtype=self.dtype, **self._dropout, **self._eps, **self.halves,
         )  # fmt: skip
         self.counted += [f"{name}.weight" for name in names]
         return y
@@ -332,7 +340,7 @@ class Layers:
         packed = [self.weights[f"packed {each}.weight"] for each in (first, second)]
         y, *self._unread = self.F.bert_feed_forward(
             x, *weights, *self._norm(f"{name}layer_norm"), self._next_mode(), *packed,
-            dtype=self.dtype, form=self._form, **self._dropout, **self._eps, **self._squares,
+            dtype=self.dtype, form=self._form, **self._dropout, **self._eps, **self.halves,
         )  # fmt: skip
         self.counted += [f"{first}.weight", f"{second}.weight"]
         return y

@@ -27,12 +27,13 @@ _HEADS = ("pooler.", "classifier.", "decoder.")
 class Batch(NamedTuple):
     """A micro-batch of a process: sequences, tokens of each, masked tokens of each (0 without the pretraining
     heads). `kept`: micro-batches that are on their way at once, whose activations wait for their backward
-    passes; more than one in pipelines alone."""
+    passes; more than one in pipelines alone. `recompute`: whether layers keep their results only."""
 
     rows: int
     length: int
     predictions: int
     kept: int = 1
+    recompute: bool = False
 
 
 class Ends(NamedTuple):
@@ -96,7 +97,8 @@ def activation_bytes(
 
     Of a token and layer the fused operators keep 8 units + 1 hidden numbers: queries, keys and values (3),
     attended values, two products and two sums of the residual branch; what goes into the activation. On tiles
-    the first four and the last are half as large. Their attention keeps no scores. MXNet's keep 10 units +
+    the first four and the last are half as large. Their attention keeps no scores. With `recompute` they keep
+    the sums of the two halves, and of one layer at a time the others. MXNet's keep 10 units +
     2.5 hidden (copies for heads, masks of dropout) and of each head 3.25 squares of the length: scores,
     probabilities, these after dropout, and its mask.
     """
@@ -105,19 +107,22 @@ def activation_bytes(
     backward = tokens * (2 * units + 3 * hidden)  # gradients of one layer
     if operators in (FUSED, TILES):
         of_token = 4 * units + (4 * units + hidden) * (0.5 if operators == TILES else 1)
+        of_top, again = 5 * units + hidden, 0.0
+        if batch.recompute:
+            again, of_token, of_top = tokens * (of_token - 2 * units), 2 * units, 3 * units
         layers: float = config.layers * tokens * of_token
         if ends.last:
             top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
-            layers += top_tokens * (5 * units + hidden) + tokens * (4 * units - of_token)
+            layers += top_tokens * of_top + tokens * (4 * units - of_token)
         scores: float = vocab_size * _up_to(masked, 16)
     else:
         squares = 3.25 * batch.rows * config.heads * batch.length**2
-        layers = config.layers * (tokens * (10 * units + 2.5 * hidden) + squares)
+        layers, again = config.layers * (tokens * (10 * units + 2.5 * hidden) + squares), 0.0
         scores = 2.5 * vocab_size * masked
     heads = masked * 4 * units
     embedding = tokens * 2 * units
     kept = batch.kept * (layers + embedding + (scores + heads if ends.last else 0))
-    return int(IN_FLIGHT * item * (kept + backward))
+    return int(IN_FLIGHT * item * (kept + again + backward))
 
 
 def _up_to(number: int, step: int) -> int:

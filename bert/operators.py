@@ -12,7 +12,7 @@ from mxnet.symbol.register import _make_symbol_function
 
 from base.errors import InputError
 from base.machine import CPUINFO, has_amx
-from bert.configuration import BFLOAT16X3, OPERATORS_LIBRARY, REMOVE
+from bert.configuration import BFLOAT16X3, OPERATORS_LIBRARY
 
 LIBRARY = OPERATORS_LIBRARY
 PREFIX = "bert_"  # of the operators that blocks call
@@ -35,7 +35,7 @@ def load_operators(path: str = LIBRARY) -> bool:
     ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
     check_call(_LIB.MXLoadLib(os.fsencode(os.path.abspath(path)), ctypes.c_uint(0)))
     _register()
-    if not _counts_squares():
+    if not _knows_all():
         raise InputError(
             f"{path} is older than this code; make setup builds it anew (--operators mxnet does without it)"
         )
@@ -84,29 +84,25 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:
     return "fused" if fused else "mxnet"
 
 
-def check_padding(padding: str, operators: str) -> None:
-    """Checks --padding against the operators that were chosen.
-
-    Raises:
-        InputError: padding is to be removed, and there are no fused operators.
-    """
-    if padding == REMOVE and operators != "fused":
+def check_fused(option: str, operators: str) -> None:
+    """Raises InputError, naming the option that needs them, where `operators` are not the fused ones."""
+    if operators != "fused":
         raise InputError(
-            "--padding remove needs the fused CPU operators (make setup builds them), not --operators mxnet"
+            f"{option} needs the fused CPU operators (make setup builds them), not --operators mxnet"
         )
 
 
-def _counts_squares() -> bool:
-    """Whether the layers count squares, the newest that the operators have learned: a library that was built
-    before ignores the attribute."""
+def _knows_all() -> bool:
+    """Whether the layers count squares and compute again, the newest that the operators have learned: a
+    library that was built before ignores the attributes."""
     x, one = mx.nd.array([[1, 2]]), mx.nd.ones((1,))
     mode = mx.nd.ones((1,))
     mode.attach_grad()
     packed = mx.nd.bert_pack(x, num_weights=1, dtype="float32")
     with mx.autograd.record():
-        y, *_ = mx.nd.bert_feed_forward(
+        y, _, kept, _ = mx.nd.bert_feed_forward(
             x, x, one, x.T, x[0], x[0], x[0], mode, packed, packed,
-            dtype="float32", form="erf", dropout=0, eps=1, squares=1,
+            dtype="float32", form="erf", dropout=0, eps=1, squares=1, recompute=1,
         )  # fmt: skip
     y.backward(x)
-    return bool(mode.grad.asscalar() != 0)
+    return bool(mode.grad.asscalar() != 0) and kept.size == 1

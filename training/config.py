@@ -32,6 +32,7 @@ from bert.configuration import (
     KEEP,
     LEAST_EPSILON,
     PADDING,
+    REMOVE,
     BertConfig,
     Dropout,
     named_config,
@@ -113,6 +114,11 @@ class ModelConfig:
         default=KEEP,
         choices=PADDING,
     )
+    recompute: bool = flag(
+        "keep the results of layers only, and compute what their backward pass needs again there: the same "
+        "bits from a third of the activations' memory, for about a fifth of the time; for long sequences and "
+        "large batches"
+    )
     dropout: float = option(
         "of activations, below 1 (default: of --config_file, else 0.1, as BERT)",
         rate,
@@ -129,6 +135,12 @@ class ModelConfig:
     vocab_size: int | None = None
     initial_stdev: float = INITIAL_STDEV
     unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def of_fused_operators(self) -> list[str]:
+        """Options given that MXNet's own operators do not have."""
+        removes = ["--padding remove"] if self.padding == REMOVE else []
+        return [*removes, "--recompute"] if self.recompute else removes
 
     @property
     def rates(self) -> Dropout:

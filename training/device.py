@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mxnet as mx
 
 from base.errors import InputError
-from bert.operators import LIBRARY, check_padding, choose_operators
+from bert.operators import LIBRARY, check_fused, choose_operators
 from comm.base import Communicator
 from training.agreement import digest_of_file
 from training.config import ModelConfig
@@ -43,5 +43,6 @@ def choose_computing(config: ModelConfig, communicator: Communicator) -> Computi
         raise InputError("--dtype float16: MXNet multiplies float16 matrices on GPUs only; use float32 here")
     dtype = config.dtype or ("float16" if on_gpu else "float32")
     operators = choose_operators(config.operators, dtype, device)
-    check_padding(config.padding, operators)
+    for option in config.of_fused_operators:
+        check_fused(option, operators)
     return Computing(device, dtype, operators)

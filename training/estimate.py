@@ -255,7 +255,8 @@ def _shape(part: Part) -> _Shape:
     rows = max(1, size // length) if batch.use_avg_len and inputs.trains else size
     tiles = dtype == "bfloat16" and machine.multiplies_bfloat16()
     operators = MXNET if not fused else TILES if tiles else FUSED
-    shape, pipeline = Batch(rows, length, predictions), config.pipeline
+    shape = Batch(rows, length, predictions, recompute=model.recompute and inputs.trains and fused)
+    pipeline = config.pipeline
     layers = run_split(pipeline.split, pipeline.stages, model.bert, inputs.vocab_size, shape, operators)
     return _Shape(shape, dtype, operators, on_gpu, pretraining, *layers)
 

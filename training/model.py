@@ -54,6 +54,8 @@ def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) ->
     network = task.network(bert, shape, dtype, dropout, operators)
     if config.model.padding == REMOVE:
         network.remove_padding()
+    if config.model.recompute:
+        network.recompute()
     restore_parameters(start, network_parameters(network), communicator, device)
     return Model(network, device, dtype, operators)
 
@@ -75,5 +77,7 @@ def _stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Mode
     bert = build_part(ranks.part, inputs.vocab_size, config.model.rates, task.heads)
     allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
     network = task.stage(bert, ranks.part, dtype, config.model.rates, operators)
+    if config.model.recompute:
+        network.recompute()
     begin_stages(start, network, ranks, seed, config.model.initial_stdev)
     return Model(network, device, dtype, operators)

@@ -52,6 +52,10 @@ bool counts_squares(const Attributes& attributes) {
   return attributes.count("squares") != 0 && integer(attributes, "squares") != 0;
 }
 
+bool recomputes(const Attributes& attributes) {
+  return attributes.count("recompute") != 0 && integer(attributes, "recompute") != 0;
+}
+
 double sum_of_squares(const MXTensor* first, const MXTensor* last) {
   std::vector<int64_t> sizes;
   for (const MXTensor* tensor = first; tensor != last; ++tensor) sizes.push_back(tensor->size());

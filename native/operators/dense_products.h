@@ -25,6 +25,10 @@ void bias_gradients(const float* dy, int64_t rows, mxnet::ext::MXTensor* first, 
 // taken from the products' sums before they are written.
 bool counts_squares(const Attributes& attributes);
 
+// The attribute `recompute`, 0 where it is left out: whether what only the backward pass needs is computed
+// again there, to the same bits, instead of being kept. The outputs that would hold it have one element then.
+bool recomputes(const Attributes& attributes);
+
 // The sum of the squares of all elements, the same for any number of threads.
 double sum_of_squares(const mxnet::ext::MXTensor* first, const mxnet::ext::MXTensor* last);
 

@@ -8,6 +8,7 @@
 //      the dropped elements' key (2); inner and outer (M, U), the two products, for the backward pass only:
 //      without their biases, inner (M, H). On tiles inner is block by block, with its bias, and rounded to
 //      bfloat16, of which an element holds two: its gradient, which MXNet fills with zeros, is as large.
+//      With recompute=1 both are computed again there.
 //
 // The same as bert_dense, bert_bias_gelu, bert_dense and bert_add_norm one after the other (see there for
 // dtype, form, dropout, eps, mode and what bert_pack makes of the weights), with less traffic: what gelu
@@ -37,6 +38,7 @@ MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs
     dropout_rate(attributes);
     norm_epsilon(attributes);
     counts_squares(attributes);
+    recomputes(attributes);
     *inputs = kInputs;
     *outputs = kOutputs;
   });
@@ -63,6 +65,7 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     out->at(kInner) = {static_cast<unsigned>(
         by == Precision::bfloat16 && tile_products() ? kept_size(rows, hidden) / 2 : rows * hidden)};
     out->at(kOuter) = {rows, units};
+    if (recomputes(attributes)) out->at(kInner) = out->at(kOuter) = {1};
   });
 }
 
@@ -72,6 +75,11 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
   out->assign(kOutputs, mxnet::ext::kFloat32);
   return MX_SUCCESS;
 }
+
+// What the forward pass leaves for the backward pass.
+struct Kept {
+  float *inner, *outer;
+};
 
 // What forward and backward have in common. `in` begins with the operator's first input.
 struct FeedForward {
@@ -99,31 +107,47 @@ struct FeedForward {
   float* scratch_hidden(Slot slot) const {
     return static_cast<float*>(scratch(slot, rows * hidden * sizeof(float)));
   }
+
+  // The outputs' memory, or this thread's.
+  Kept kept(const Attributes& attributes, const MXTensor* outputs) const {
+    if (!recomputes(attributes))
+      return {static_cast<float*>(outputs[kInner].data_ptr), static_cast<float*>(outputs[kOuter].data_ptr)};
+    const int64_t inner = first.packs_once() ? kept_size(rows, hidden) / 2 : rows * hidden;
+    float* const memory = static_cast<float*>(scratch(kAgainSlot, (inner + rows * units) * sizeof(float)));
+    return {memory, memory + inner};
+  }
+
+  // Both products, into `kept`.
+  void multiply(const Kept& kept) const;
 };
+
+void FeedForward::multiply(const Kept& kept) const {
+  if (second.packs_once()) {
+    PackedForms x;
+    x.left = packed_scratch(kRightSlot, rows, units);
+    uint32_t* const gelu = packed_scratch(kLeftSlot, rows, hidden);
+    KERNEL(pack_factor)(floats(in[kX]), rows, units, x);
+    KERNEL(multiply_gelu)
+    (first.forward_product(x.left, nullptr, nullptr), {bias_1(), form}, reinterpret_cast<uint16_t*>(kept.inner),
+     gelu);
+    second.forward_on_tiles(gelu, nullptr, kept.outer);
+  } else {
+    float* gelu = scratch_hidden(kGeluSlot);
+    first.forward(floats(in[kX]), nullptr, kept.inner);
+    KERNEL(bias_gelu)(form, kept.inner, bias_1(), gelu, rows, hidden);
+    second.forward(gelu, nullptr, kept.outer);
+  }
+}
 
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_feed_forward", [&] {
     const FeedForward layer(attributes, in->data());
     const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
     if (layer.rows == 0) return;
-    float *inner = floats(out->at(kInner)), *outer = floats(out->at(kOuter));
-    if (layer.second.packs_once()) {
-      PackedForms x;
-      x.left = packed_scratch(kRightSlot, layer.rows, layer.units);
-      uint32_t* const gelu = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
-      KERNEL(pack_factor)(floats(in->at(kX)), layer.rows, layer.units, x);
-      KERNEL(multiply_gelu)
-      (layer.first.forward_product(x.left, nullptr, nullptr), {layer.bias_1(), layer.form},
-       reinterpret_cast<uint16_t*>(inner), gelu);
-      layer.second.forward_on_tiles(gelu, nullptr, outer);
-    } else {
-      float* gelu = layer.scratch_hidden(kGeluSlot);
-      layer.first.forward(floats(in->at(kX)), nullptr, inner);
-      KERNEL(bias_gelu)(layer.form, inner, layer.bias_1(), gelu, layer.rows, layer.hidden);
-      layer.second.forward(gelu, nullptr, outer);
-    }
+    const Kept kept = layer.kept(attributes, out->data());
+    layer.multiply(kept);
     KERNEL(add_norm)
-    (layer.add_norm(attributes, outer, dropout), floats(in->at(kBeta)), floats(out->at(kY)));
+    (layer.add_norm(attributes, kept.outer, dropout), floats(in->at(kBeta)), floats(out->at(kY)));
   });
 }
 
@@ -178,15 +202,16 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
       return;
     }
     const Dropout dropout = chosen_dropout(attributes, inputs[kMode], outputs[kKey]);
+    const Kept kept = layer.kept(attributes, outputs);
+    if (recomputes(attributes)) layer.multiply(kept);
     float* d_outer = static_cast<float*>(scratch(kOuterSlot, layer.rows * layer.units * sizeof(float)));
     KERNEL(add_norm_backward)
-    (layer.add_norm(attributes, floats(outputs[kOuter]), dropout), floats(in->at(kY)),
+    (layer.add_norm(attributes, kept.outer, dropout), floats(in->at(kY)),
      {d_outer, floats(out->at(kBias2)), floats(out->at(kX)), floats(out->at(kGamma)),
       floats(out->at(kBeta))});
-    const float* inner = floats(outputs[kInner]);
     double squares = 0;
     (layer.second.packs_once() ? backward_on_tiles : backward_plainly)(
-        layer, inner, d_outer, out->data(), counts_squares(attributes) ? &squares : nullptr);
+        layer, kept.inner, d_outer, out->data(), counts_squares(attributes) ? &squares : nullptr);
     *floats(out->at(kMode)) = squares;
   });
 }

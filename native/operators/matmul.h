@@ -68,6 +68,7 @@ enum Slot : int {
   kGeluSlot,
   kGradientSlot,
   kOuterSlot,
+  kAgainSlot,  // what is computed again
   kSlots
 };
 void* scratch(Slot slot, size_t bytes);

@@ -8,7 +8,8 @@
 //      x [query; key; value]^T + biases; for the backward pass only: the keys of what is dropped from the
 //      probabilities and from the sum (2 each), bert_attention's logarithms, qkv (B, L, 3U), context (B, L,
 //      U) and outer (B, L, U), the last product. On tiles qkv and context are bfloat16, packed as left
-//      factors, where heads are whole steps of these; an element holds two then.
+//      factors, where heads are whole steps of these; an element holds two then. With recompute=1 all of this
+//      but the keys is computed again there.
 //
 // x (T, U) has sequences end to end, and places (T, 2) take the place of lengths (attention.cc).
 //
@@ -58,6 +59,7 @@ MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs
     dropout_rate(attributes);
     norm_epsilon(attributes);
     counts_squares(attributes);
+    recomputes(attributes);
     *inputs = kInputs;
     *outputs = kOutputs;
   });
@@ -87,6 +89,7 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
       out->at(kQkv) = {static_cast<unsigned>(packed_words(rows, 3 * units))};
       out->at(kContext) = {static_cast<unsigned>(packed_words(rows, units))};
     }
+    if (recomputes(attributes)) out->at(kLogSum) = out->at(kQkv) = out->at(kContext) = out->at(kOuter) = {1};
   });
 }
 
@@ -97,6 +100,11 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
   out->assign(kOutputs, mxnet::ext::kFloat32);
   return MX_SUCCESS;
 }
+
+// What the forward pass leaves for the backward pass.
+struct Kept {
+  float *log_sum, *qkv, *context, *outer;
+};
 
 // What forward and backward have in common. `in` begins with the operator's first input.
 struct SelfAttention {
@@ -128,6 +136,18 @@ struct SelfAttention {
     return static_cast<float*>(scratch(slot, rows * columns * sizeof(float)));
   }
 
+  // The outputs' memory, or this thread's.
+  Kept kept(const Attributes& attributes, const MXTensor* outputs) const {
+    const auto output = [&](Output which) { return static_cast<float*>(outputs[which].data_ptr); };
+    if (!recomputes(attributes)) return {output(kLogSum), output(kQkv), output(kContext), output(kOuter)};
+    const int64_t qkv = packs() ? packed_words(rows, 3 * units) : rows * 3 * units;
+    const int64_t context = packs() ? packed_words(rows, units) : rows * units;
+    const int64_t outer = rows * units, log_sum = rows * shape.heads;
+    float* const memory =
+        static_cast<float*>(scratch(kAgainSlot, (qkv + context + outer + log_sum) * sizeof(float)));
+    return {memory + qkv + context + outer, memory, memory + qkv, memory + qkv + context};
+  }
+
   // The rows of no sequence, which products must not see: NaN times 0 is none.
   void zero_factor_behind(int64_t columns, uint32_t* left) const {
     const int64_t first = sequences.empty() ? 0 : sequences.back().first + sequences.back().rows;
@@ -135,27 +155,31 @@ struct SelfAttention {
   }
 };
 
-// `qkv` and `context` are kept for the backward pass.
-void attend_on_tiles(const SelfAttention& layer, float* qkv, float* context, float* log_sum, float* outer) {
+void attend_on_tiles(const SelfAttention& layer, const Kept& kept) {
   PackedForms x;
   x.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
   KERNEL(pack_factor)(floats(layer.in[kX]), layer.rows, layer.units, x);
   const MXTensor* biases = layer.in + kBiases;
-  uint32_t *const packed_qkv = reinterpret_cast<uint32_t*>(qkv), *const packed_context =
-                                                                     reinterpret_cast<uint32_t*>(context);
+  uint32_t* const packed_qkv = reinterpret_cast<uint32_t*>(kept.qkv);
+  uint32_t* const packed_context = reinterpret_cast<uint32_t*>(kept.context);
   const ScaledColumns queries = {layer.units, 1.f / std::sqrt(static_cast<float>(layer.shape.size))};
   layer.first.forward_into_factor(x.left, stacked_biases(biases, biases + 3), queries, packed_qkv);
-  KERNEL(packed_attention)(layer.shape, packed_qkv, packed_context, log_sum);
+  KERNEL(packed_attention)(layer.shape, packed_qkv, packed_context, kept.log_sum);
   layer.zero_factor_behind(layer.units, packed_context);
-  layer.projection.forward_on_tiles(packed_context, nullptr, outer);
+  layer.projection.forward_on_tiles(packed_context, nullptr, kept.outer);
 }
 
-void attend_plainly(const SelfAttention& layer, float* qkv, float* context, float* log_sum, float* outer) {
+void attend_plainly(const SelfAttention& layer, const Kept& kept) {
   const MXTensor* biases = layer.in + kBiases;
-  layer.first.forward(floats(layer.in[kX]), stacked_biases(biases, biases + 3), qkv);
-  KERNEL(attention)(layer.shape, qkv, context, log_sum);
-  zero_rows_behind(layer.sequences, layer.rows * layer.units, layer.units, context);
-  layer.projection.forward(context, nullptr, outer);
+  layer.first.forward(floats(layer.in[kX]), stacked_biases(biases, biases + 3), kept.qkv);
+  KERNEL(attention)(layer.shape, kept.qkv, kept.context, kept.log_sum);
+  zero_rows_behind(layer.sequences, layer.rows * layer.units, layer.units, kept.context);
+  layer.projection.forward(kept.context, nullptr, kept.outer);
+}
+
+// All before the addition, into `kept`; the attention's dropout is that of the layer's shape.
+void attend(const SelfAttention& layer, const Kept& kept) {
+  (layer.packs() ? attend_on_tiles : attend_plainly)(layer, kept);
 }
 
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
@@ -165,11 +189,10 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
     layer.shape.dropout = choose_dropout(attributes, mode, resource, &out->at(kAttentionKey));
     const Dropout dropout = choose_dropout(attributes, mode, resource, &out->at(kKey));
     if (layer.rows == 0) return;
-    float* outer = floats(out->at(kOuter));
-    (layer.packs() ? attend_on_tiles : attend_plainly)(
-        layer, floats(out->at(kQkv)), floats(out->at(kContext)), floats(out->at(kLogSum)), outer);
+    const Kept kept = layer.kept(attributes, out->data());
+    attend(layer, kept);
     KERNEL(add_norm)
-    (layer.add_norm(attributes, outer, dropout), floats(in->at(kBeta)), floats(out->at(kY)));
+    (layer.add_norm(attributes, kept.outer, dropout), floats(in->at(kBeta)), floats(out->at(kY)));
   });
 }
 
@@ -180,12 +203,12 @@ float* parts_memory(const Attention& shape, const OpResource& resource) {
 }
 
 // The gradients of weights and biases from that of `outer` (M, U); the one of x is added to what is in
-// out[kX]. outputs: the operator's. The sum of the squares of the weights' is added to `squares`, unless it
-// is null.
-void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, const float* d_outer,
-                       float* partial, MXTensor* out, double* squares) {
+// out[kX]. The sum of the squares of the weights' is added to `squares`, unless it is null.
+void backward_on_tiles(const SelfAttention& layer, const Kept& kept, const float* d_outer, float* partial,
+                       MXTensor* out, double* squares) {
   const int64_t rows = layer.rows, units = layer.units, columns = 3 * units;
-  const auto packed = [&](Output which) { return reinterpret_cast<const uint32_t*>(floats(outputs[which])); };
+  const uint32_t* const qkv = reinterpret_cast<const uint32_t*>(kept.qkv);
+  const uint32_t* const context = reinterpret_cast<const uint32_t*>(kept.context);
   PackedForms of_outer, of_context, of_qkv, of_x;
   of_outer.left = packed_scratch(kLeftSlot, rows, units);
   of_outer.transposed_left = packed_scratch(kBlockedSlot, units, rows);
@@ -193,13 +216,13 @@ void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, cons
   uint32_t* const d_context = packed_scratch(kGeluSlot, rows, units);
   layer.projection.input_gradient_into_factor(of_outer.left, d_context);
   of_context.right = packed_scratch(kRightSlot, units, rows);
-  KERNEL(repack_factor)(packed(kContext), rows, units, of_context, nullptr);
+  KERNEL(repack_factor)(context, rows, units, of_context, nullptr);
   layer.projection.weight_gradients_on_tiles(of_outer.transposed_left, of_context.right, out + kProjection,
                                              out + kProjection + 1, squares);
 
   uint32_t* const d_qkv = packed_scratch(kGradientSlot, rows, columns);
   KERNEL(packed_attention_backward)
-  (layer.shape, {d_context, packed(kQkv), packed(kContext), floats(outputs[kLogSum])}, partial, d_qkv);
+  (layer.shape, {d_context, qkv, context, kept.log_sum}, partial, d_qkv);
   layer.zero_factor_behind(columns, d_qkv);
 
   layer.first.input_gradient_on_tiles(d_qkv, true, floats(out[kX]));
@@ -213,15 +236,14 @@ void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, cons
                                         out + kWeights + 3, squares);
 }
 
-void backward_plainly(const SelfAttention& layer, const MXTensor* outputs, const float* d_outer,
-                      float* partial, MXTensor* out, double* squares) {
-  const float *qkv = floats(outputs[kQkv]), *context = floats(outputs[kContext]);
+void backward_plainly(const SelfAttention& layer, const Kept& kept, const float* d_outer, float* partial,
+                      MXTensor* out, double* squares) {
   float *const dx = floats(out[kX]), *const d_context = layer.scratch_rows(kGeluSlot, layer.units);
-  layer.projection.backward(d_outer, context, false, d_context, out + kProjection, out + kProjection + 1);
+  layer.projection.backward(d_outer, kept.context, false, d_context, out + kProjection, out + kProjection + 1);
   const int64_t columns = 3 * layer.units;
   float* const d_qkv = layer.scratch_rows(kGradientSlot, columns);
   KERNEL(attention_backward)
-  (layer.shape, d_context, qkv, context, floats(outputs[kLogSum]), partial, d_qkv);
+  (layer.shape, d_context, kept.qkv, kept.context, kept.log_sum, partial, d_qkv);
   zero_rows_behind(layer.sequences, layer.rows * columns, columns, d_qkv);
   layer.first.backward(d_qkv, floats(layer.in[kX]), true, dx, out + kWeights, out + kWeights + 3);
   bias_gradients(d_qkv, layer.rows, out + kBiases, out + kBiases + 3);
@@ -243,17 +265,18 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
       for (int i = kX; i < kMode; i++) std::memset(out->at(i).data_ptr, 0, out->at(i).size() * sizeof(float));
       return;
     }
+    layer.shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kAttentionKey]);
+    const Kept kept = layer.kept(attributes, outputs);
+    if (recomputes(attributes)) attend(layer, kept);
     float *dx = floats(out->at(kX)), *d_outer = layer.scratch_rows(kOuterSlot, layer.units);
     KERNEL(add_norm_backward)
-    (layer.add_norm(attributes, floats(outputs[kOuter]),
-                    chosen_dropout(attributes, inputs[kMode], outputs[kKey])),
+    (layer.add_norm(attributes, kept.outer, chosen_dropout(attributes, inputs[kMode], outputs[kKey])),
      floats(in->at(kY)),
      {d_outer, floats(out->at(kProjectionBias)), dx, floats(out->at(kGamma)), floats(out->at(kBeta))});
 
-    layer.shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kAttentionKey]);
     float* const partial = parts_memory(layer.shape, resource);
     double squares = 0;
-    (layer.packs() ? backward_on_tiles : backward_plainly)(layer, outputs, d_outer, partial, out->data(),
+    (layer.packs() ? backward_on_tiles : backward_plainly)(layer, kept, d_outer, partial, out->data(),
                                                            counts_squares(attributes) ? &squares : nullptr);
     *floats(out->at(kMode)) = squares;
   });

@@ -14,7 +14,7 @@ from base.errors import InputError
 from bert.configuration import KEEP, REMOVE
 from bert.fused import FusedBert
 from bert.model import DECODER, HEADS, build_model, initialize
-from bert.operators import check_padding, choose_operators
+from bert.operators import check_fused, choose_operators
 from bert.weights.names import EMBEDDING
 from bert.weights.tensors import Weights
 from data.minimal_pairs.copies import Batch
@@ -130,7 +130,8 @@ def opened(
     device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
     chosen = choose_operators(computing.operators, computing.dtype, device)
     padding = computing.padding or (REMOVE if chosen == "fused" else KEEP)
-    check_padding(padding, chosen)
+    if padding == REMOVE:
+        check_fused("--padding remove", chosen)
     bert = build_model(weights.config, weights.vocab_size, dropout=0.0, heads=heads)
     initialize(bert, device, "float32", seed=0)  # a head that the weights lack is never looked at
     named = bert._collect_params_with_prefix()

@@ -13,7 +13,7 @@ from base.errors import InputError
 from bert.configuration import named_config
 from bert.fused import places_of
 from bert.model import build_model, initialize, trainable
-from bert.operators import check_padding, load_operators
+from bert.operators import check_fused, load_operators
 from bert.weights.names import names_of
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
@@ -157,7 +157,6 @@ def test_places() -> None:
 
 
 def test_padding_that_cannot_be_removed_is_an_error() -> None:
-    check_padding("keep", "mxnet")
-    check_padding("remove", "fused")
+    check_fused("--padding remove", "fused")
     with pytest.raises(InputError, match="--padding remove needs the fused CPU operators"):
-        check_padding("remove", "mxnet")
+        check_fused("--padding remove", "mxnet")
