@@ -33,8 +33,15 @@ _RANDOMK_SEED = 2654435769
 _ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 
 
-def horovod_settings(config: CommunicationConfig) -> dict[str, Any]:
-    """Arguments for HorovodCommunicator. Raises InputError for what only BytePS has."""
+def horovod_settings(
+    config: CommunicationConfig, environ: MutableMapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """Arguments for HorovodCommunicator, and in `environ` what a reproducible run needs. Raises InputError
+    for what only BytePS has, and for variables that contradict the configuration."""
+    if config.reproducible:
+        fused = environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        if fused != "0":
+            raise InputError(f"--reproducible: HOROVOD_FUSION_THRESHOLD={fused} fuses arrays; unset it")
     if config.bucket_bytes is not None:
         raise InputError("--bucket_mb is for BytePS; with Horovod set HOROVOD_FUSION_THRESHOLD (in bytes)")
     if config.compression not in ("none", "fp16"):
@@ -48,11 +55,14 @@ def horovod_settings(config: CommunicationConfig) -> dict[str, Any]:
 def byteps_settings(
     config: CommunicationConfig, environ: MutableMapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """Arguments for BytePSCommunicator. `environ` is completed as BytePSCommunicator does it.
+    """Arguments for BytePSCommunicator. `environ` is completed as BytePSCommunicator does it, and has what a
+    reproducible run needs.
 
     Raises:
         InputError: a compressor cannot work with this number of ranks or these variables of BytePS.
     """
+    if config.reproducible:
+        environ["BYTEPS_REPRODUCIBLE"] = "1"  # read by native/ps_lite/zmq_van.h
     if config.compression in ("none", "fp16"):
         return {} if config.bucket_bytes is None else {"bucket_bytes": config.bucket_bytes}
     complete_environment(environ)

@@ -64,6 +64,10 @@ class CommunicationConfig:
     error_feedback: bool = flag(
         "topk, randomk: keep what was not sent and add it to the next gradient; recommended with both"
     )
+    reproducible: bool = flag(
+        "the same bits in every run also with three and more BytePS workers, whose servers then add in the "
+        "order of the workers and keep what comes early; Horovod fuses nothing"
+    )
     divisible: bool = False
 
     @property
@@ -114,6 +118,8 @@ def communication_config(options: argparse.Namespace) -> CommunicationConfig:
         raise InputError(
             f"--error_feedback is for --compression topk and randomk, not for {kind}{reason}; leave it out"
         )
+    if options.reproducible and kind == "dithering":
+        raise InputError("--reproducible: dithering draws anew in every run; leave one of the two out")
     return taken(
         CommunicationConfig,
         options,

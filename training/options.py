@@ -16,7 +16,6 @@ from typing import NamedTuple, Sequence
 from base.command_line import OptionParser, Pair
 from base.errors import InputError
 from base.options import add_options, options_in, taken
-from bert.configuration import REMOVE
 from comm.options import CommunicationConfig, communication_config
 from data.options import DataConfig, check_data_options
 from lamb_paper import STAGES
@@ -47,7 +46,8 @@ TABLE = {
     ),
 }
 GROUPS = {  # of --help, in its order
-    "model": "model config_file gelu pretrained dataset_name vocab sentencepiece dtype operators padding",
+    "model": "model config_file gelu pretrained dataset_name vocab sentencepiece dtype operators padding "
+    "recompute",
     "data": "data data_eval raw eval_use_npz text_format split_sentences skip_bad_records cache_dir "
     "max_seq_length max_predictions_per_seq short_seq_prob masked_lm_prob whole_word_mask static_masks "
     "single_sentences eval_masked_lm_prob cased sp_nbest sp_alpha num_buckets num_data_workers "
@@ -59,7 +59,7 @@ GROUPS = {  # of --help, in its order
     "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial "
     "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
-    "communication": "comm_timeout bucket_mb compression compression_k error_feedback",
+    "communication": "comm_timeout bucket_mb compression compression_k error_feedback reproducible",
     "checkpoints and output": "ckpt_dir ckpt_interval eval_interval keep_checkpoints keep_interval keep_best "
     "resume max_hours save_before start_step log_interval progress peak_tflops verbose notify estimate "
     "profile",
@@ -192,9 +192,10 @@ def _check(options: argparse.Namespace) -> None:
             f"--model {options.model} and --config_file {options.config_file} exclude each other: each gives "
             "the model"
         )
-    if options.padding == REMOVE and options.operators == "mxnet":
-        raise InputError("--padding remove needs the fused operators: leave out --operators mxnet")
     model = model_config(options)
+    if model.of_fused_operators and options.operators == "mxnet":
+        (option, *_) = model.of_fused_operators
+        raise InputError(f"{option} needs the fused operators: leave out --operators mxnet")
     options.dropout, options.attention_dropout = model.rates
     if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):
         raise InputError(

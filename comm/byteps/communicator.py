@@ -10,7 +10,8 @@ lies. Buckets are queued in the order in which the backward pass makes them read
 order in which the next forward pass needs them.
 
 With two workers the result is the same bits in every run. With more, a server adds the workers' values in the
-order of their arrival, so the last bits differ between runs; all ranks of one run have the same bits.
+order of their arrival, so the last bits differ between runs, unless BYTEPS_REPRODUCIBLE makes it add in
+theirs; all ranks of one run have the same bits.
 """
 
 from __future__ import annotations

@@ -289,6 +289,7 @@ def replay_of(
             "compression": setting.group.compression,
             "compression_k": None,
             "error_feedback": False,
+            "reproducible": False,
         },
         "exact": setting.group.compression in EXACT,
         "ranks": setting.group.hosts,

@@ -63,13 +63,15 @@ def between_backends(group: Group, facts: Mapping[str, Any]) -> Limits:
 def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Limits:
     """Limits for two launches of the same setting, which have the same order of summation besides.
 
-    That order is fixed in Horovod, where it does not fuse arrays (comm/horovod.py), and in BytePS only with
-    two workers: its servers add in the order of arrival. Dithering rounds at random.
+    That order is fixed in Horovod, where it does not fuse arrays (comm/horovod.py), and in BytePS with two
+    workers, or with --reproducible: else its servers add in the order of arrival. Dithering rounds at random.
 
     Args:
-        facts: as for `between_backends`; `fused`: whether Horovod fuses arrays.
+        facts: as for `between_backends`; `fused`: whether Horovod fuses arrays; `reproducible`: as the
+            training scripts take it.
     """
-    ordered = group.workers <= FEW_RANKS or (backend in RINGS and not facts.get("fused"))
+    fixed = not facts.get("fused") if backend in RINGS else bool(facts.get("reproducible"))
+    ordered = group.workers <= FEW_RANKS or fixed
     rounds_at_random = facts.get("compression") == DITHERING
     return _limits(ordered and not rounds_at_random, group, facts)
 
@@ -111,10 +113,10 @@ def compared(planned: Sequence[Setting], facts: Mapping[str, Any]) -> str:
         " step), tokens without and with padding, and sequences a step; and the SHA-256 of the parameters"
         " that rank 0 has saved after the last step. Learning rates, tokens and sequences must be equal"
         f" everywhere. {' '.join(limits)} The repeats of a backend must have the same bits,"
-        " parameters included, wherever its order of summation is fixed: with up to two workers, and over"
-        " Horovod with more, on CPUs, unless Horovod fuses arrays or gradients are dithered. Backends that"
-        " agree with a strict majority are right; others are wrong and get no figure and no verdict. Without"
-        " a majority all of them get none."
+        " parameters included, wherever its order of summation is fixed: with up to two workers, and with"
+        " more over Horovod, unless it fuses arrays, and over BytePS with --reproducible; on CPUs, and unless"
+        " gradients are dithered. Backends that agree with a strict majority are right; others are wrong and"
+        " get no figure and no verdict. Without a majority all of them get none."
     )
 
 

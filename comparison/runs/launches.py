@@ -116,6 +116,7 @@ def plan_training(options: RunsOptions) -> Training:
             "use_avg_len": script.use_avg_len,
             "accumulate": script.accumulate,
             "compression": script.compression,
+            "reproducible": script.reproducible,
             "num_steps": steps.total,
             "warmup_steps": steps.warm_up,
             "log_interval": steps.interval,

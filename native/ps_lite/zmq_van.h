@@ -9,7 +9,8 @@
 // its own: on one for both it waits behind all values that are queued, so that a worker pulled only when it had pushed
 // everything, and half of its link was idle at any time.
 //
-// Values between a worker and a server of the same host do not travel at all, see same_host.h.
+// Values between a worker and a server of the same host do not travel at all, see same_host.h. With BYTEPS_REPRODUCIBLE
+// workers tell their numbers, by which servers then order what they push, see in_turn.h.
 //
 // It is compiled into van.cc (-include, see build.mk), whose own #include of src/zmq_van.h the guard then leaves empty.
 #ifndef PS_ZMQ_VAN_H_
@@ -33,6 +34,8 @@
 #include <utility>
 #include <vector>
 
+#include "in_turn.h"
+#include "ps/internal/postoffice.h"
 #include "ps/internal/threadsafe_queue.h"
 #include "ps/internal/van.h"
 #include "same_host.h"
@@ -194,6 +197,7 @@ class ZMQVan : public Van {
   // Listens at the port of `node`, else at one of `max_retry` others drawn at random; returns it.
   int Bind(const Node& node, int max_retry) override {
     worker_ = node.role == Node::WORKER;
+    if (worker_ && GetEnv("BYTEPS_REPRODUCIBLE", 0)) my_node_.aux_id = GetEnv("DMLC_WORKER_ID", kNoNumber);
     listener_.reset(new ZmqChannel(context_, ZMQ_ROUTER));
     const int mandatory = 1;  // an unknown receiver is an error
     CHECK_EQ(zmq_setsockopt(listener_->socket, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory), 0);
@@ -228,6 +232,7 @@ class ZMQVan : public Van {
     connections_.erase(node.id);
     quick_.erase(node.id);
     own_tickets_[node.id] = ticket;
+    if (node.role == Node::WORKER) numbers_[node.id] = node.aux_id;
     if (channel) connections_[node.id] = channel;
     if (quick) quick_[node.id] = quick;
   }
@@ -280,13 +285,12 @@ class ZMQVan : public Van {
   }
 
   int RecvMsg(Message* message) override {
-    for (;;) {
+    while (!in_turn_.Next(message)) {
       ZmqFrames frames;
       received_.WaitAndPop(&frames);
       message->meta.sender = Number(frames[0]->data(), frames[0]->size());
       message->meta.recver = my_node_.id;
       UnpackMeta(frames[1]->data(), frames[1]->size(), &message->meta);
-      size_t bytes = frames[1]->size();
       message->data.clear();
       for (size_t i = 2; i < frames.size(); ++i) {
         // Where it lies: the frame goes with the last array that refers to it.
@@ -294,13 +298,21 @@ class ZMQVan : public Van {
         SArray<char> data;
         data.reset(frame->data(), frame->size(), [frame](char*) { delete frame; });
         message->data.push_back(data);
-        bytes += data.size();
       }
-      if (!tickets_ || !message->meta.request || message->meta.option != kDirect || Redeem(message)) {
-        return static_cast<int>(bytes);
+      if (tickets_ && message->meta.request && message->meta.option == kDirect && !Redeem(message)) {
+        LOG(WARNING) << "a message in the name of node " << message->meta.sender << " is dropped: its values are not there";
+        continue;
       }
-      LOG(WARNING) << "a message in the name of node " << message->meta.sender << " is dropped: its values are not there";
+      const int number = NumberOfPush(*message);
+      if (number == kNoNumber) break;
+      Key key;
+      memcpy(&key, message->data[0].data(), sizeof key);
+      in_turn_.Take(key, number, Postoffice::Get()->num_workers(), std::move(*message));
+      *message = Message();
     }
+    int bytes = 0;
+    for (const SArray<char>& each : message->data) bytes += static_cast<int>(each.size());
+    return bytes;
   }
 
  private:
@@ -347,6 +359,18 @@ class ZMQVan : public Van {
     return CopyFrom(process, meta.addr, values.data(), bytes);
   }
 
+  // As a server, the number of the worker whose push this is; kNoNumber for what is not to be ordered. Two numbers have
+  // the same sum in any order.
+  int NumberOfPush(const Message& message) {
+    const Meta& meta = message.meta;
+    if (!tickets_ || !meta.control.empty() || meta.simple_app || !meta.request || !meta.push) return kNoNumber;
+    if (message.data.empty() || message.data[0].size() != sizeof(Key)) return kNoNumber;
+    if (Postoffice::Get()->num_workers() < 3) return kNoNumber;
+    const std::lock_guard<std::mutex> hold(lock_);
+    const auto found = numbers_.find(meta.sender);
+    return found == numbers_.end() ? kNoNumber : found->second;
+  }
+
   // A connection under a name; as a worker that has its number, also for what comes back through it.
   std::shared_ptr<ZmqChannel> Open(const Node& node, const std::string& own) {
     std::shared_ptr<ZmqChannel> channel(new ZmqChannel(context_, ZMQ_DEALER));
@@ -385,6 +409,8 @@ class ZMQVan : public Van {
 
   static constexpr int kDirect = 0x6d656d;  // Meta::option of a request whose values do not travel, and of its answer
 
+  static constexpr int kNoNumber = -1;  // as ps-lite's Node has it
+
   void* context_ = nullptr;
   bool standalone_ = false;
   bool worker_ = false;
@@ -394,6 +420,8 @@ class ZMQVan : public Van {
   std::map<int, std::shared_ptr<ZmqChannel>> connections_;
   std::unique_ptr<Tickets> tickets_;        // of a server
   std::map<int, pid_t> holders_;            // processes of workers on this host
+  std::map<int, int> numbers_;              // of workers, kNoNumber without BYTEPS_REPRODUCIBLE
+  InTurn in_turn_;
   std::map<int, std::string> own_tickets_;  // of a worker, for each server; empty for one on another host
   std::map<int, std::shared_ptr<ZmqChannel>> quick_;  // from a worker to servers, of what has no values
 };

@@ -204,13 +204,14 @@ def test_fewer_bytes_travel(ranks_of, own_network, name):
     assert ranks_of(name, "traffic")[0]["bytes"] < TRAFFIC[name] * full["bytes"]
 
 
-def config(compression="none", k=None, feedback=False, bucket_mb=None):
+def config(compression="none", k=None, feedback=False, bucket_mb=None, reproducible=False):
     """As the command line gives it."""
     parser = argparse.ArgumentParser()
     table = options_in(CommunicationConfig)
     add_options(parser.add_argument, table, " ".join(table))
     words = ["--compression", compression, *(["--compression_k", str(k)] if k is not None else [])]
     words += [] if bucket_mb is None else ["--bucket_mb", str(bucket_mb)]
+    words += ["--reproducible"] if reproducible else []
     return communication_config(parser.parse_args([*words, *(["--error_feedback"] if feedback else [])]))
 
 
@@ -266,6 +267,18 @@ def test_size_of_buckets():
         horovod_settings(given)
     with pytest.raises(InputError, match="--bucket_mb: --compression topk"):
         config("topk", bucket_mb=0.5)
+
+
+def test_reproducible_runs():
+    """That three workers' sums then are in order is seen in tests/native/test_byteps.py."""
+    given, environ = config("fp16", reproducible=True), two_workers()
+    assert byteps_settings(given, environ) == {} and environ["BYTEPS_REPRODUCIBLE"] == "1"
+    environ = {}
+    assert horovod_settings(given, environ) == {} and environ == {"HOROVOD_FUSION_THRESHOLD": "0"}
+    with pytest.raises(InputError, match="--reproducible: HOROVOD_FUSION_THRESHOLD=64 fuses arrays; unset"):
+        horovod_settings(given, {"HOROVOD_FUSION_THRESHOLD": "64"})
+    with pytest.raises(InputError, match="--reproducible: dithering draws anew in every run"):
+        config("dithering", reproducible=True)
 
 
 def test_share_of_all_ranks():

@@ -163,6 +163,7 @@ def test_a_backend_that_does_not_repeat_itself_is_wrong_and_has_no_vote():
         ("byteps", 3, CPUS, False),  # servers add in the order of arrival
         ("hvd_mpi", 3, {**CPUS, "fused": True}, False),
         ("hvd_mpi", 2, {**CPUS, "fused": True}, True),
+        ("byteps", 3, {**CPUS, "reproducible": True}, True),
         ("hvd_mpi", 1, {**CPUS, "gpus": 1}, False),
         ("byteps", 2, {**CPUS, "compression": "onebit"}, True),
         ("byteps", 2, {**CPUS, "compression": "dithering"}, False),

@@ -75,7 +75,8 @@ def everything(folder: Path) -> dict[str, int]:
 
 
 def test_a_dry_run_says_what_is_launched_and_leaves_nothing(tmp_path):
-    """With the embedded text, which the comparison itself writes first."""
+    """With the embedded text, which the comparison itself writes first. A copy of the folder is continued,
+    with all that lies in it: the text, its tokens, the launches that were made."""
     output = tmp_path / "out"
     axes = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "64", "128", "--backends", "one", "two"]
     words = [sys.executable, str(SCRIPT), *axes, *STEPS, "--no_profile", "--output", str(output)]
@@ -104,20 +105,15 @@ def test_a_dry_run_says_what_is_launched_and_leaves_nothing(tmp_path):
     other = run_command([*words, "--repeats", "3", "--seed", "1", "--dry_run"])
     assert other.returncode == 2 and "--seed 1 instead of 0" in other.stderr
 
-
-def test_a_folder_that_was_copied_is_continued(tmp_path):
-    """With all that lies in it: the text, its tokens, the launches that were made."""
-    here, there = tmp_path / "here", tmp_path / "else" / "there"
-    axes = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "64", "--backends", "one"]
-    words = [sys.executable, str(SCRIPT), *axes, *STEPS, "--no_profile", "--output"]
-    run_command([*words, str(here), "--repeats", "1"]).check()
-    tokens = sorted(path.name for path in (here / "tokens").glob("tokens-*"))
-    shutil.copytree(here, there, copy_function=shutil.copyfile)  # with other times
-    shutil.rmtree(here)
-    again = run_command([*words, str(there), "--repeats", "2"]).check()
-    assert launched(again) == ["one-1x-float32-64 repeat 2"] and not here.exists()
-    assert len(report_of(there)["launches"]) == 2
-    assert tokens == sorted(path.name for path in (there / "tokens").glob("tokens-*")) and tokens
+    tokens = sorted(path.name for path in (output / "tokens").glob("tokens-*"))
+    copied = tmp_path / "else" / "there"
+    shutil.copytree(output, copied, copy_function=shutil.copyfile)  # with other times
+    shutil.rmtree(output)
+    words[words.index(str(output))] = str(copied)
+    continued = run_command([*words, "--repeats", "2"]).check()
+    assert len(launched(continued)) == 4 and all(each.endswith("repeat 2") for each in launched(continued))
+    assert not output.exists() and len(report_of(copied)["launches"]) == 8
+    assert tokens == sorted(path.name for path in (copied / "tokens").glob("tokens-*")) and tokens
 
 
 def test_profiles_stand_between_the_repeats(tmp_path):

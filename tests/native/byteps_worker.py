@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import resource
 import signal
@@ -77,6 +78,33 @@ def sums() -> None:
         sys.exit(f"memory with a name: {named[0]}")
 
 
+def in_turn() -> None:
+    """Prints in how many of six sums, for each order of arrival, the bits are those of adding by rank."""
+    cases = [(dtype, count) for dtype in ("float32", "float16") for count in (100, 30000, 1200001)]
+    for index, _ in enumerate(cases):
+        for turn in range(2):
+            declare(f"turn.{index}.{turn}")
+    declare("meet.0"), declare("meet.1")
+    right = 0
+    for step, order in enumerate(itertools.permutations(range(3))):
+        for each in range(2):  # every rank has come to this step
+            vector = mx.nd.ones((2,))
+            push_pull(vector, f"meet.{each}")
+            vector.wait_to_read()
+        time.sleep(0.1 * order[bps.rank()])
+        arrays, expected = [], []
+        for index, (dtype, count) in enumerate(cases):
+            drawn = [np.random.RandomState(100 * step + rank).standard_normal(count) for rank in range(3)]
+            first, second, third = (each.astype(dtype) for each in drawn)
+            expected.append((first + second) + third)
+            arrays.append(mx.nd.array((first, second, third)[bps.rank()], dtype=dtype))
+            arrays[-1].wait_to_read()  # BytePS asks at once where it lies
+            push_pull(arrays[-1], f"turn.{index}.{step % 2}")
+        found = [array.asnumpy() for array in arrays]
+        right += all(each.tobytes() == wanted.tobytes() for each, wanted in zip(found, expected))
+    print(f"by rank {right} of 6")
+
+
 def traffic() -> None:
     """Prints the bytes that eight sums of 8 MB send over the loopback interface."""
     declare("vector")
@@ -138,5 +166,6 @@ def killed() -> None:
 
 if __name__ == "__main__":
     bps.init()
-    {function.__name__: function for function in (sums, traffic, idle, onebit, killed)}[sys.argv[1]]()
+    tasks = (sums, in_turn, traffic, idle, onebit, killed)
+    {function.__name__: function for function in tasks}[sys.argv[1]]()
     bps.shutdown()

@@ -80,6 +80,16 @@ def test_two_runs_at_once_share_nothing(together, tmp_path, workers, local_ranks
     assert not list(tmp_path.rglob("socket_*"))
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_three_workers_are_added_by_rank_where_asked(together, reproducible):
+    """Else by arrival: orders that do not begin with the first two have other bits in some of these sums."""
+    changes = {"BYTEPS_REPRODUCIBLE": "1"} if reproducible else {}
+    ended = together(processes(3, 1, "in_turn", BYTEPS_PARTITION_BYTES="4096000", **changes))
+    succeed(ended)
+    found = {name: end.output.split("by rank ")[1][0] for name, end in ended.items() if "rank" in name}
+    assert len(set(found.values())) == 1 and (found["rank0"] == "6") == reproducible, found
+
+
 OWN_LOOPBACK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
