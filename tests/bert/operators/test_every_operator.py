@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
 from tests.bert.operators import test_attention as attention
 from tests.bert.operators import test_decode_loss as decode_loss
 from tests.bert.operators import test_dense as dense
@@ -20,9 +19,6 @@ from tests.bert.operators import test_gelu as gelu
 from tests.bert.operators import test_norm as norm
 from tests.bert.operators import test_self_attention as self_attention
 from tests.bert.operators.checking import EPS, PREDICT, TRAIN, assert_gradients_match
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 
 class Operator(NamedTuple):
@@ -186,7 +182,7 @@ OPERATORS = {
 }
 DROPPING = ["add_norm", "embed", "attention, 2 heads", "self_attention, 2 heads", "feed_forward erf"]
 CASES = [(name, size, 0.0, TRAIN) for name, operator in OPERATORS.items() for size in operator.sizes]
-CASES += [(name, size, 0.9, PREDICT) for name in DROPPING for size in OPERATORS[name].sizes]
+CASES += [(name, OPERATORS[name].sizes[-1], 0.9, PREDICT) for name in DROPPING]
 
 
 def outcome(name: str, arrays: Sequence[np.ndarray], dy: np.ndarray, mode=TRAIN, rate=0.0, call=None) -> list:
