@@ -132,8 +132,8 @@ def test_a_gradient_that_is_not_finite_reaches_its_tensor_only():
 def test_the_update_waits_for_the_gradients_and_the_forward_pass_for_the_update():
     """The engine must know what is written. Long chains of queued operators, against the same with waits."""
     rng = np.random.default_rng(1)
-    start = rng.normal(0, 0.05, (512, 512)).astype("float32")
-    data = mx.nd.array(rng.normal(0, 1, (512, 512)))
+    start = rng.normal(0, 0.07, (256, 256)).astype("float32")
+    data = mx.nd.array(rng.normal(0, 1, (256, 256)))
     found = []
     for wait in (mx.nd.waitall, lambda: None):
         weight = mx.nd.array(start)

@@ -20,21 +20,15 @@ PART = 2.0**-16
 TYPICAL = 0.6
 
 
-def errors(found: np.ndarray, left: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    """Of a product: the greatest in parts of |left| |right|, and the typical one; in units of PART."""
+def assert_split(found: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+    """Bounds of a product's errors: of the greatest in parts of |left| |right|, and of the typical one."""
     left, right = left.astype(np.float64), right.astype(np.float64)
     error = found - left @ right
-    scale = np.sqrt(np.square(left) @ np.square(right))
-    greatest = (np.abs(error) / (np.abs(left) @ np.abs(right))).max()
-    return greatest / PART, float(np.sqrt(np.square(error / scale).mean())) / PART
-
-
-def assert_split(found: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    greatest, typical = errors(found, left, right)
     sums = len(right) * 2.0**-24 / PART  # what float32 sums may add
-    assert greatest < 3 + sums
+    assert (np.abs(error) / (np.abs(left) @ np.abs(right))).max() < (3 + sums) * PART
     if found.size > 100:
-        assert 0.1 < typical < TYPICAL
+        scale = np.sqrt(np.square(left) @ np.square(right))
+        assert 0.1 * PART < np.sqrt(np.square(error / scale).mean()) < TYPICAL * PART
 
 
 @pytest.mark.parametrize("leading, outputs, inputs, bias", SHAPES)
