@@ -156,20 +156,16 @@ ASSIGNED = re.compile(r"key (\d+) assigned to server (\d+), accumulated workload
 def test_partitions_go_to_the_servers_that_are_meant(together, apart, beside):
     """Each host an address of the loopback interface; BytePS's own log says where each partition goes. With
     numbers in a row the fullest of three servers had 1.19 times the mean."""
-    shared = {
-        **{"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": str(apart + beside), "BYTEPS_LOCAL_SIZE": "1"},
-        **{"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1"))},
-        **{"BYTEPS_LOG_LEVEL": "DEBUG", "BYTEPS_PARTITION_BYTES": "4096", "OMP_NUM_THREADS": "1"},
-        **({"BYTEPS_ENABLE_MIXED_MODE": "1"} if beside else {}),
-    }
-    started = {"scheduler": (SERVE, {**shared, "DMLC_ROLE": "scheduler", "DMLC_NODE_HOST": "127.0.0.1"})}
+    changes = {"DMLC_NUM_SERVER": str(apart + beside), "BYTEPS_LOG_LEVEL": "DEBUG"}
+    changes.update({"BYTEPS_ENABLE_MIXED_MODE": "1"} if beside else {})
+    started = processes(2, 1, "", BYTEPS_PARTITION_BYTES="4096", **changes)
+    serve, env = started.pop("server")
     for number in range(apart + beside):  # workers are on hosts 2 and 3
         host = f"127.0.0.{2 + number if beside else 4 + number}"
-        started[f"server{number}"] = (SERVE, {**shared, "DMLC_ROLE": "server", "DMLC_NODE_HOST": host})
+        started[f"server{number}"] = (serve, {**env, "DMLC_NODE_HOST": host})
     for worker in range(2):
-        own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(worker), "BYTEPS_LOCAL_RANK": "0"}
-        own["DMLC_NODE_HOST"] = f"127.0.0.{2 + worker}"
-        started[f"rank{worker}"] = ([sys.executable, "-c", AVERAGE], {**shared, **own})
+        own = {**started[f"rank{worker}"][1], "DMLC_NODE_HOST": f"127.0.0.{2 + worker}"}
+        started[f"rank{worker}"] = ([sys.executable, "-c", AVERAGE], own)
     ended = together(started)
     succeed(ended)
     servers = Servers(2, apart, beside, 4096)
