@@ -37,7 +37,7 @@ from setup.environment import Environment
 from setup.errors import SetupError
 from setup.failure import excerpt
 from setup.progress import Progress, Stopped
-from tests.processes import LIMIT, until, wait_for_file
+from tests.processes import LIMIT, run_command, until, wait_for_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = [
@@ -81,28 +81,14 @@ def contents(folder: Path) -> set[str]:
 def make_setup(clone: Path, *arguments: str, prefix: tuple[str, ...] = (), **changes: str):
     """Runs `make setup`; returns (exit code, standard output, lines of ours in standard error)."""
     # What make hands on to its commands, `make test PYTHON=...` among it, is not for this make.
-    outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "CUDA", "WHEEL_CACHE")
-    clean = {name: value for name, value in os.environ.items() if name not in outer}
-    env = {**clean, "WHEEL_CACHE": str(clone.parent / "wheels"), "PYTHONDONTWRITEBYTECODE": "1", **changes}
-    process = subprocess.Popen(
-        [*prefix, "make", "setup", *arguments],
-        cwd=clone,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # the set-up then ends what it has started
-        output, errors = process.communicate(timeout=LIMIT)
-        pytest.fail(f"make setup went to work:\n{output}\n{errors}")
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "CUDA", "PYTHONPATH", "TMPDIR")
+    own = {"WHEEL_CACHE": str(clone.parent / "wheels"), "PYTHONDONTWRITEBYTECODE": "1", **changes}
+    words = [*prefix, "make", "setup", *arguments]
+    result = run_command(words, cwd=clone, env={**dict.fromkeys(outer), **own})
+    assert not result.timed_out, f"it went to work: {result.describe()}"
     # make adds a line of its own: "make: *** [...] Error 1"
-    ours = [line for line in errors.splitlines() if not line.startswith("make")]
-    return process.returncode, output, ours
+    ours = [line for line in result.stderr.splitlines() if not line.startswith("make")]
+    return result.returncode, result.stdout, ours
 
 
 def refused(clone: Path, *arguments: str, **options):
