@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from bert.configuration import named_config
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize
 from bert.weights.bare_params import check_values, expected_shapes
 from bert.weights.names import DECODER, EMBEDDING
@@ -66,11 +66,12 @@ def rejected(path: Path, arrays: dict[str, Any]) -> str:
 
 
 def test_names_and_shapes_are_the_models():
-    for name, tokens in (("bert_2_16_2", 20), ("bert_3_32_4", 57)):
-        model = build_model(named_config(name), tokens)
+    odd = BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3, activation="tanh")
+    for config, tokens in ((named_config("bert_2_16_2"), 20), (named_config("bert_3_32_4"), 57), (odd, 40)):
+        model = build_model(config, tokens)
         initialize(model, mx.cpu(), "float32", 0)
         of_model = {key: each.shape for key, each in model._collect_params_with_prefix().items()}
-        assert list(expected_shapes(named_config(name), tokens).items()) == list(of_model.items())
+        assert list(expected_shapes(config, tokens).items()) == list(of_model.items())
 
 
 @pytest.mark.parametrize("left_out", [(), (DECODER,), (EMBEDDING,)])
@@ -88,8 +89,9 @@ def test_a_whole_file_passes(place, left_out, dtype):
     np.testing.assert_array_equal(found, arrays[expected].astype(np.float32))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", [PROJECTION, EMBEDDING, "classifier.bias"])
+@pytest.mark.parametrize(
+    "name, value", [(PROJECTION, np.nan), (EMBEDDING, np.inf), ("classifier.bias", -np.inf)]
+)
 def test_numbers_that_are_not_finite(place, name, value):
     arrays = whole()
     arrays[name].flat[-1] = value
@@ -108,14 +110,10 @@ def test_a_decoder_of_its_own(place):
     arrays[DECODER][3, 4] += 1
     message = rejected(place, arrays)
     assert f"{DECODER} differs from {EMBEDDING} in 1 of 320 numbers" in message and "leave" in message
-    sizes = {
-        "num_hidden_layers": LAYERS,
-        "hidden_size": UNITS,
-        "num_attention_heads": 2,
-        "vocab_size": TOKENS,
-    }
+    sizes = {"num_hidden_layers": LAYERS, "hidden_size": UNITS, "num_attention_heads": 2}
     sizes.update(intermediate_size=4 * UNITS, max_position_embeddings=512, type_vocab_size=2)
-    Path("untied.json").write_text(json.dumps({**sizes, "tie_word_embeddings": False}))
+    sizes.update(vocab_size=TOKENS, tie_word_embeddings=False)
+    Path("untied.json").write_text(json.dumps(sizes))
     untied = ["--config_file", "untied.json", *OPTIONS[2:]]
     check_inputs(run_config(parse_options(untied, "description")))
     del arrays[DECODER]  # the advice

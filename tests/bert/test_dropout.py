@@ -11,16 +11,11 @@ import pytest
 
 from bert.configuration import Dropout
 from bert.model import trainable
-from bert.operators import load_operators
 from tests.training.small_runs import trained
 from tests.training.tiny import TASK, gradients, random_batch, relative_difference, tiny_network
 
+pytestmark = pytest.mark.usefixtures("fused_operators")
 BATCH = random_batch(np.random.default_rng(1), 3, 16, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators() -> None:
-    assert load_operators(), "make setup builds the fused operators"
 
 
 def network_with(dropout: Dropout | float, operators: str = "fused", **options: Any) -> Any:
@@ -93,6 +88,6 @@ def test_a_run_has_the_rates_that_are_given(tmp_path: Path) -> None:
         assert trained(folder / "run", "--num_steps", 2, "--operators", "fused", *words) == 0
         return (folder / "run/0000002.params").read_bytes()
 
-    rate, other = ("--attention_dropout", 0.1), ("--attention_dropout", 0.5)
-    assert parameters() == parameters(*rate) == parameters("--dropout", 0.1)
-    assert len({parameters(), parameters(*other), parameters("--dropout", 0.5)}) == 3
+    usual = parameters()
+    assert usual == parameters("--attention_dropout", 0.1) == parameters("--dropout", 0.1)
+    assert len({usual, parameters("--attention_dropout", 0.5), parameters("--dropout", 0.5)}) == 3

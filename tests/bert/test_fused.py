@@ -8,7 +8,6 @@ import pytest
 
 from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
-from bert.operators import load_operators
 from bert.part import ModelPart
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
@@ -26,12 +25,8 @@ from tests.training.tiny import (
 )
 from training.evaluation import evaluate, forward
 
+pytestmark = pytest.mark.usefixtures("fused_operators")
 VOCAB_SIZE = 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators() -> None:
-    assert load_operators(), "make setup builds the fused operators"
 
 
 def pair(

@@ -20,7 +20,6 @@ from bert.memory import (
     parameter_count,
 )
 from bert.model import build_model, initialize, trainable
-from bert.operators import load_operators
 from tasks.pretraining.task import Pretraining
 from training.estimate import PROCESS
 
@@ -86,7 +85,7 @@ def test_the_estimate_is_within_a_tenth_of_what_was_measured(
     assert found / 2**20 == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.skipif(not load_operators(), reason="the operators are not built")
+@pytest.mark.usefixtures("fused_operators")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16x3"])
 def test_packed_copies_are_as_large_as_the_operators_make_them(dtype: str) -> None:
     bert = build_model(named_config("bert_2_64_2"), 50)

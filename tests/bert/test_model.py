@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import BertConfig, named_config
+from bert.configuration import named_config
 from bert.model import TanhGELU, build_model, initialize, trainable
-from bert.weights.bare_params import expected_shapes
 from bert.weights.params_file import write_params
 from tests.training.tiny import block_arrays
 
@@ -80,16 +79,6 @@ def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tin
     ):
         assert ours.shape == expected.shape
         np.testing.assert_array_equal(ours.asnumpy(), expected.asnumpy())
-
-
-def test_a_model_of_no_name_has_the_shapes_of_its_configuration():
-    config = BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3, activation="tanh")
-    model = build_model(config, 40)
-    initialize(model, mx.cpu(), "float32", seed=0)
-    assert shapes(model) == expected_shapes(config, 40)
-    named = build_model(BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3), 40)
-    initialize(named, mx.cpu(), "float32", seed=0)
-    assert list(shapes(named)) == list(shapes(model))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

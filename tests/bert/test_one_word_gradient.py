@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bert.configuration import named_config
-from bert.operators import load_operators
 from bert.part import whole
 from bert.weights.names import EMBEDDING
 from data.pretraining.sources import Batch
@@ -24,12 +23,8 @@ from tests.training.tiny import (
     weights,
 )
 
+pytestmark = pytest.mark.usefixtures("fused_operators")
 MODEL = "bert_3_40_5"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators() -> None:
-    assert load_operators(), "make setup builds the fused operators"
 
 
 def both(dtype: str, dropout: float = 0.1) -> tuple[FusedPretrainingLoss, FusedPretrainingLoss]:

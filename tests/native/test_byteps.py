@@ -7,14 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from comm.numbering import Servers, server_of
 from hosts.addresses import free_port
-from tests.processes import ROOT, nothing_new
+from tests.processes import ROOT, TIMED_OUT, nothing_new, start_command, until
 
 WORKER = str(ROOT / "tests/native/byteps_worker.py")
+SERVE = [sys.executable, "-c", "import byteps.server"]
 
 
 def processes(workers, local_ranks, task, prefix="", **changes):
@@ -28,15 +30,11 @@ def processes(workers, local_ranks, task, prefix="", **changes):
         "DMLC_NODE_HOST": "127.0.0.1",
         "BYTEPS_LOCAL_SIZE": str(local_ranks),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
         **changes,
     }
     started = {}
     for role in ("scheduler", "server") if distributed else ():
-        started[f"{prefix}{role}"] = (
-            [sys.executable, "-c", "import byteps.server"],
-            {**env, "DMLC_ROLE": role},
-        )
+        started[f"{prefix}{role}"] = (SERVE, {**env, "DMLC_ROLE": role})
     for rank in range(workers * local_ranks):
         place = {
             "DMLC_ROLE": "worker",
@@ -56,9 +54,9 @@ def succeed(ended):
     assert not failed, failed
 
 
-@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 3), (2, 2)])
 def test_sums_of_known_values(together, workers, local_ranks):
-    """For two local ranks and for two workers the test below takes the same sums."""
+    """For a process alone, two local ranks and two workers the test below takes the same sums."""
     succeed(together(processes(workers, local_ranks, "sums")))
 
 
@@ -102,8 +100,11 @@ def test_values_do_not_travel_on_one_host(together, of_server, least, most):
     if subprocess.run([*OWN_LOOPBACK, "true"], capture_output=True).returncode:
         pytest.skip("no network namespaces: needs root, unshare and ip")
     started = processes(2, 1, "traffic")
-    words, env = started["server"]
-    ended = together({**started, "server": ([*of_server, *words], env)}, prefix=OWN_LOOPBACK)
+    started["server"] = ([*of_server, *started["server"][0]], started["server"][1])
+    with start_command([*OWN_LOOPBACK, "sleep", "infinity"]) as network:
+        until(lambda: Path(f"/proc/{network.pid}/comm").read_text() == "sleep\n", network)
+        enter = ["nsenter", f"--net=/proc/{network.pid}/ns/net"]
+        ended = together({name: ([*enter, *words], env) for name, (words, env) in started.items()})
     succeed(ended)
     (sent,) = re.findall(r"sent (\d+)", ended["rank0"].output)
     assert least < int(sent) < most
@@ -123,7 +124,7 @@ def test_killed_ranks_leave_nothing(together, tmp_path):
 def test_a_socket_path_that_is_too_long(together):
     ended = together(processes(1, 2, "sums", BYTEPS_SOCKET_PATH="/tmp/" + 100 * "x"))
     for end in ended.values():
-        assert end.code not in (0, None) and "File name too long" in end.output
+        assert end.code not in (0, TIMED_OUT) and "File name too long" in end.output
 
 
 @pytest.mark.alone
@@ -133,8 +134,8 @@ def test_waiting_costs_little_and_work_wakes_at_once(together):
     ended = together(processes(2, 1, "idle"))
     succeed(ended)
     for name in ("rank0", "rank1"):
-        used, median = map(float, re.findall(r"idle (\S+) s of 5 s, median (\S+) ms", ended[name].output)[0])
-        assert used < 0.5
+        used, median = map(float, re.findall(r"idle (\S+) s of 2 s, median (\S+) ms", ended[name].output)[0])
+        assert used < 0.2
         assert median < 40.0
 
 
@@ -161,25 +162,20 @@ comm.close()
 ASSIGNED = re.compile(r"key (\d+) assigned to server (\d+), accumulated workload for this server is (\d+)")
 
 
-@pytest.mark.parametrize("apart, beside", [(3, 0), (8, 0), (1, 2)])
+@pytest.mark.parametrize("apart, beside", [(3, 0), (1, 2)])
 def test_partitions_go_to_the_servers_that_are_meant(together, apart, beside):
     """Each host an address of the loopback interface; BytePS's own log says where each partition goes. With
     numbers in a row the fullest of three servers had 1.19 times the mean."""
-    shared = {
-        **{"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": str(apart + beside), "BYTEPS_LOCAL_SIZE": "1"},
-        **{"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1"))},
-        **{"BYTEPS_LOG_LEVEL": "DEBUG", "BYTEPS_PARTITION_BYTES": "4096", "OMP_NUM_THREADS": "1"},
-        **{"PYTHONPATH": str(ROOT), **({"BYTEPS_ENABLE_MIXED_MODE": "1"} if apart and beside else {})},
-    }
-    serve, started = [sys.executable, "-c", "import byteps.server"], {}
-    started["scheduler"] = (serve, {**shared, "DMLC_ROLE": "scheduler", "DMLC_NODE_HOST": "127.0.0.1"})
+    changes = {"DMLC_NUM_SERVER": str(apart + beside), "BYTEPS_LOG_LEVEL": "DEBUG"}
+    changes.update({"BYTEPS_ENABLE_MIXED_MODE": "1"} if beside else {})
+    started = processes(2, 1, "", BYTEPS_PARTITION_BYTES="4096", **changes)
+    serve, env = started.pop("server")
     for number in range(apart + beside):  # workers are on hosts 2 and 3
         host = f"127.0.0.{2 + number if beside else 4 + number}"
-        started[f"server{number}"] = (serve, {**shared, "DMLC_ROLE": "server", "DMLC_NODE_HOST": host})
+        started[f"server{number}"] = (serve, {**env, "DMLC_NODE_HOST": host})
     for worker in range(2):
-        own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(worker), "BYTEPS_LOCAL_RANK": "0"}
-        own["DMLC_NODE_HOST"] = f"127.0.0.{2 + worker}"
-        started[f"rank{worker}"] = ([sys.executable, "-c", AVERAGE], {**shared, **own})
+        own = {**started[f"rank{worker}"][1], "DMLC_NODE_HOST": f"127.0.0.{2 + worker}"}
+        started[f"rank{worker}"] = ([sys.executable, "-c", AVERAGE], own)
     ended = together(started)
     succeed(ended)
     servers = Servers(2, apart, beside, 4096)

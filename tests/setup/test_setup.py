@@ -37,7 +37,7 @@ from setup.environment import Environment
 from setup.errors import SetupError
 from setup.failure import excerpt
 from setup.progress import Progress, Stopped
-from tests.processes import LIMIT, until, wait_for_file
+from tests.processes import LIMIT, run_command, until, wait_for_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = [
@@ -59,6 +59,11 @@ def clone(tmp_path):
     return copy_parts(tmp_path / "clone")
 
 
+@pytest.fixture
+def progress(tmp_path):
+    return Progress(1, tmp_path / "setup.log", StringIO())
+
+
 def copy_parts(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for part in PARTS:
@@ -76,28 +81,14 @@ def contents(folder: Path) -> set[str]:
 def make_setup(clone: Path, *arguments: str, prefix: tuple[str, ...] = (), **changes: str):
     """Runs `make setup`; returns (exit code, standard output, lines of ours in standard error)."""
     # What make hands on to its commands, `make test PYTHON=...` among it, is not for this make.
-    outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "CUDA", "WHEEL_CACHE")
-    clean = {name: value for name, value in os.environ.items() if name not in outer}
-    env = {**clean, "WHEEL_CACHE": str(clone.parent / "wheels"), "PYTHONDONTWRITEBYTECODE": "1", **changes}
-    process = subprocess.Popen(
-        [*prefix, "make", "setup", *arguments],
-        cwd=clone,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # the set-up then ends what it has started
-        output, errors = process.communicate(timeout=LIMIT)
-        pytest.fail(f"make setup went to work:\n{output}\n{errors}")
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "CUDA", "PYTHONPATH", "TMPDIR")
+    own = {"WHEEL_CACHE": str(clone.parent / "wheels"), "PYTHONDONTWRITEBYTECODE": "1", **changes}
+    words = [*prefix, "make", "setup", *arguments]
+    result = run_command(words, cwd=clone, env={**dict.fromkeys(outer), **own})
+    assert not result.timed_out, f"it went to work: {result.describe()}"
     # make adds a line of its own: "make: *** [...] Error 1"
-    ours = [line for line in errors.splitlines() if not line.startswith("make")]
-    return process.returncode, output, ours
+    ours = [line for line in result.stderr.splitlines() if not line.startswith("make")]
+    return result.returncode, result.stdout, ours
 
 
 def refused(clone: Path, *arguments: str, **options):
@@ -150,11 +141,6 @@ def test_a_python_that_mxnet_cannot_run_on(clone, tmp_path):
     assert "Python 3.15.1" in message and "3.9 to 3.14" in message
 
 
-def test_a_python_that_is_not_there(clone):
-    message = refused(clone, "PYTHON=/nowhere/python3.11")
-    assert "/nowhere/python3.11 does not run" in message
-
-
 def test_no_suitable_python_on_path(clone, tmp_path):
     path = path_without(tmp_path / "bin")
     assert "there is no python3" in refused(clone, PATH=path)
@@ -194,29 +180,25 @@ def test_an_environment_that_is_a_link_to_another_one(clone, tmp_path):
     assert f".venv is a link to {tmp_path / 'other'}" in message and "remove the link" in message
 
 
-def test_no_network(clone):
-    message = refused(
-        clone,
-        f"PYTHON={BASE_PYTHON}",
-        PIP_CONFIG_FILE=os.devnull,
-        PIP_INDEX_URL="http://127.0.0.1:9/simple",
-        PIP_EXTRA_INDEX_URL="",
-        PIP_FIND_LINKS="",
-        PIP_RETRIES="1",
-    )
-    assert "package index" in message and "network" in message
+NO_INDEX = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+NO_INDEX.update(PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS="", PIP_RETRIES="1")
+LACKING = ["libcusolver.so.10", "libcusolver-11-0", "libnvrtc.so.11.0", "cuda-nvrtc-11-0", "CUDA=112"]
 
 
-@pytest.mark.parametrize("version", ["11.0", "11", "cuda110"])
-def test_cuda_versions_of_another_form(clone, version):
-    assert f"CUDA={version}" in refused(clone, f"PYTHON={BASE_PYTHON}", f"CUDA={version}")
-
-
-def test_cuda_whose_libraries_no_wheel_has(clone):
-    message = refused(clone, f"PYTHON={BASE_PYTHON}", "CUDA=110")
-    for name in ("libcusolver.so.10", "libcusolver-11-0", "libnvrtc.so.11.0", "cuda-nvrtc-11-0", "CUDA=112"):
-        assert name in message
-    assert "CUDA=112" in refused(clone, f"PYTHON={BASE_PYTHON}", "CUDA=102")
+@pytest.mark.parametrize(
+    "words, variables, said",
+    [
+        (["PYTHON=/nowhere/python3.11"], {}, ["/nowhere/python3.11 does not run"]),
+        ([], NO_INDEX, ["package index", "network"]),
+        *((["CUDA=" + version], {}, ["CUDA=" + version]) for version in ("11", "cuda110")),
+        (["CUDA=110"], {}, LACKING),  # libraries that no wheel has
+        (["CUDA=102"], {}, ["CUDA=112"]),
+        ([], {"WHEEL_CACHE": "/dev/null/wheels"}, ["/dev/null/wheels", "WHEEL_CACHE"]),
+    ],
+)
+def test_what_cannot_be_set_up_is_one_line(clone, words, variables, said):
+    message = refused(clone, f"PYTHON={BASE_PYTHON}", *words, **variables)
+    assert [part for part in said if part not in message] == []
 
 
 def test_cuda_from_wheels_alone(tmp_path):
@@ -276,8 +258,7 @@ def test_cuda_libraries_from_elsewhere_are_named(tmp_path):
         assert seen.stdout.decode().strip() == named
 
 
-def test_the_stand_in_for_the_driver_has_no_device(tmp_path):
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
+def test_the_stand_in_for_the_driver_has_no_device(tmp_path, progress):
     driver = ctypes.CDLL(str(cuda.compile_no_driver(ROOT / "native" / "cuda", tmp_path / "driver", progress)))
     assert driver.cuInit(0) == 100  # CUDA_ERROR_NO_DEVICE
     text = ctypes.c_char_p()
@@ -316,11 +297,6 @@ def test_libraries_for_gpus_name_no_folder_that_is_removed(tmp_path):
     with pytest.raises(SetupError, match="another release, or changed"):
         gpu.change(tmp_path, tmp_path)
     assert "$ORIGIN/../../mxnet" in gpu.env["LDSHARED"]
-
-
-def test_a_wheel_cache_that_cannot_be_written(clone):
-    message = refused(clone, f"PYTHON={BASE_PYTHON}", WHEEL_CACHE="/dev/null/wheels")
-    assert "/dev/null/wheels" in message and "WHEEL_CACHE" in message
 
 
 def test_missing_packages_are_named_once_and_installed_only_by_root():
@@ -419,8 +395,9 @@ wheels.build(folder, source, building.Tools(sys.argv[4], folder, ()), Progress(1
 """
 
 
-def pack(folder: Path, backend: str) -> None:
-    """The source archive of the small package, as an index would offer it."""
+def pack(folder: Path, backend: str) -> dict[str, str]:
+    """Writes the source archive of the small package, as an index would offer it, into a folder; returns the
+    variables of its build."""
     with tarfile.open(folder / "tinypackage-1.0.tar.gz", "w:gz") as archive:
         pyproject = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         metadata = "Metadata-Version: 2.1\nName: tinypackage\nVersion: 1.0\n"
@@ -428,14 +405,14 @@ def pack(folder: Path, backend: str) -> None:
             member = tarfile.TarInfo(f"tinypackage-1.0/{name}")
             member.size = len(text.encode())
             archive.addfile(member, BytesIO(text.encode()))
+    (folder / "seconds").write_text("0")
+    return {"TINY_BUILDS": str(folder / "builds"), "TINY_SECONDS": str(folder / "seconds")}
 
 
 @pytest.fixture
 def builder(tmp_path):
     """Starts a process that builds the small package into tmp_path/cache."""
-    pack(tmp_path, BACKEND)
-    started = []
-    own = {"TINY_BUILDS": str(tmp_path / "builds"), "TINY_SECONDS": str(tmp_path / "seconds")}
+    own, started = pack(tmp_path, BACKEND), []
 
     def start(name: str, seconds: float) -> subprocess.Popen:
         (tmp_path / "seconds").write_text(str(seconds))
@@ -506,6 +483,20 @@ def test_a_full_cache_needs_no_index(tmp_path):
     assert not wheels.all_cached(tmp_path, everything._replace(build_tools=["wheel==0.45.0"]))
 
 
+@pytest.fixture
+def built(tmp_path, progress, monkeypatch):
+    """Function of a backend: the wheel that it makes of the small package in this process."""
+
+    def build(backend: str) -> Path:
+        source = Source("tinypackage", "1.0", "a moment", (), pack(tmp_path, backend))
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+        tools = Tools(BASE_PYTHON, tmp_path, ())
+        return wheels.build(tmp_path / "cache", source, tools, progress.beside("tinypackage"))
+
+    return build
+
+
 # Isolation: what is merely installed must not change what is built.
 
 PROBE = """
@@ -527,7 +518,7 @@ PROBING_BACKEND = PROBE + BACKEND.replace(
 )
 
 
-def test_a_build_sees_nothing_of_what_is_installed(tmp_path, monkeypatch):
+def test_a_build_sees_nothing_of_what_is_installed(tmp_path, monkeypatch, built):
     """A header and a package in `.venv`, a variable, and `.venv` activated, as a user would have it."""
     venv = tmp_path / "clone" / ".venv"
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", str(venv)], check=True)
@@ -546,15 +537,7 @@ def test_a_build_sees_nothing_of_what_is_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(packages_folder))
     monkeypatch.setenv("PATH", f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("VIRTUAL_ENV", str(venv))
-    pack(tmp_path, PROBING_BACKEND)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    (tmp_path / "seconds").write_text("0")
-    own = {"TINY_BUILDS": str(tmp_path / "builds"), "TINY_SECONDS": str(tmp_path / "seconds")}
-    source = Source("tinypackage", "1.0", "a moment", (), own)
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
-    wheel = wheels.build(tmp_path / "cache", source, Tools(BASE_PYTHON, tmp_path, ()), progress)
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built(PROBING_BACKEND)) as archive:
         assert archive.read("seen.txt").decode() == "['', '', '']"
 
 
@@ -608,21 +591,19 @@ def test_development_headers_are_installed_for_no_run():
         assert set(source.needs) <= known, f"{source.name}: no pin for what its build names"
 
 
-@pytest.mark.parametrize("python", [f"3.{minor}" for minor in range(9, 15)])
-def test_every_python_has_one_release_of_every_package(python):
-    lines = [Requirement(pin) for pin in wanted.wanted("cpu", ROOT).pins]
-    here = {"python_version": python, "python_full_version": f"{python}.0"}
-    names = [line.name for line in lines if line.marker is None or line.marker.evaluate(here)]
-    assert len(set(names)) == len(names)
-    asked = [
-        Requirement(line)
-        for line in (ROOT / "requirements.in").read_text().splitlines()
-        if line[:1] not in "# "
-    ]
-    wanted_here = {
-        canonicalize_name(each.name) for each in asked if each.marker is None or each.marker.evaluate(here)
-    }
-    assert len(wanted_here) > 20 and wanted_here <= set(names)
+def test_every_python_has_one_release_of_every_package():
+    pins = [Requirement(pin) for pin in wanted.wanted("cpu", ROOT).pins]
+    lines = (ROOT / "requirements.in").read_text().splitlines()
+    asked = [Requirement(line) for line in lines if line[:1] not in "# "]
+    for python in (f"3.{minor}" for minor in range(9, 15)):
+        here = {"python_version": python, "python_full_version": f"{python}.0"}
+
+        def names(requirements, here=here):
+            return [each.name for each in requirements if each.marker is None or each.marker.evaluate(here)]
+
+        assert len(set(names(pins))) == len(names(pins))
+        wanted_here = {canonicalize_name(name) for name in names(asked)}
+        assert len(wanted_here) > 20 and wanted_here <= set(names(pins)), python
 
 
 def test_mxnet_lacks_nothing_on_this_python():
@@ -698,7 +679,7 @@ def test_the_first_compiler_error_is_shown_of_a_long_log(tmp_path):
     assert len(excerpt(["error: " + "x" * 1000])[0]) == 160
 
 
-def test_a_failed_build_fits_one_screen_and_names_package_error_and_log(tmp_path, monkeypatch):
+def test_a_failed_build_fits_one_screen_and_names_package_error_and_log(tmp_path, built):
     """A real compiler's real error, far from the end of pip's output."""
     failing = BACKEND.replace(
         'name = NAME + "-py3-none-any.whl"',
@@ -707,15 +688,8 @@ def test_a_failed_build_fits_one_screen_and_names_package_error_and_log(tmp_path
         '    sys.stdout.write("noise\\n" * 3000)\n'
         '    raise SystemExit(1)',
     )  # fmt: skip
-    pack(tmp_path, failing)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    (tmp_path / "seconds").write_text("0")
-    own = {"TINY_BUILDS": str(tmp_path / "builds"), "TINY_SECONDS": str(tmp_path / "seconds")}
-    progress = Progress(1, tmp_path / "setup.log", StringIO()).beside("tinypackage")
-    source = Source("tinypackage", "1.0", "a moment", (), own)
     with pytest.raises(SetupError) as failure:
-        wheels.build(tmp_path / "cache", source, Tools(BASE_PYTHON, tmp_path, ()), progress)
+        built(failing)
     message = str(failure.value)
     assert message.startswith("building tinypackage") and len(message.splitlines()) < 20
     assert "error: expected primary-expression" in message
@@ -723,8 +697,7 @@ def test_a_failed_build_fits_one_screen_and_names_package_error_and_log(tmp_path
     assert message.endswith(f"The whole log is in {log}.") and log.read_text().count("noise") >= 3000
 
 
-def test_a_failure_stops_the_work_beside_it(tmp_path):
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
+def test_a_failure_stops_the_work_beside_it(progress):
     beside = progress.beside("slow")
     progress.stopping.set()
     began = time.monotonic()
@@ -775,8 +748,7 @@ def test_byteps_for_cuda_has_nothing_of_the_host_runtime(clone, tmp_path):
     )
 
 
-def test_the_host_runtime_compiles_into_what_byteps_links(clone, tmp_path):
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
+def test_the_host_runtime_compiles_into_what_byteps_links(clone, tmp_path, progress):
     env = byteps_build.compile_host_runtime(clone / "native/byteps_host", tmp_path, progress)
     home = Path(env["BYTEPS_NCCL_HOME"])
     assert (home / "include/nccl.h").exists() and (home / "lib/libnccl_static.a").exists()
@@ -784,14 +756,12 @@ def test_the_host_runtime_compiles_into_what_byteps_links(clone, tmp_path):
         assert f"--wrap={name}," in env["LDSHARED"]
 
 
-def test_a_path_that_the_linker_cannot_take_is_refused(clone, tmp_path):
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
+def test_a_path_that_the_linker_cannot_take_is_refused(clone, tmp_path, progress):
     with pytest.raises(SetupError, match="WHEEL_CACHE"):
         byteps_build.compile_host_runtime(clone / "native/byteps_host", tmp_path / "a b", progress)
 
 
-def test_a_command_that_fails_without_a_known_error_shows_its_end(tmp_path):
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
+def test_a_command_that_fails_without_a_known_error_shows_its_end(tmp_path, progress):
     with pytest.raises(SetupError) as failure:
         progress.run(["sh", "-c", "seq 1000; exit 3"], "counting")
     lines = str(failure.value).splitlines()
@@ -800,8 +770,7 @@ def test_a_command_that_fails_without_a_known_error_shows_its_end(tmp_path):
     assert lines[-1] == f"The whole log is in {tmp_path / 'setup.log'}."
 
 
-def test_a_command_past_its_limit_is_ended_with_its_children(tmp_path):
-    progress = Progress(1, tmp_path / "setup.log", StringIO())
+def test_a_command_past_its_limit_is_ended_with_its_children(tmp_path, progress):
     pid_file = tmp_path / "pid"
     with pytest.raises(SetupError, match="within 1 seconds"):
         progress.run(["sh", "-c", f"sleep 300 & echo $! > {pid_file}; wait"], "sleeping", limit=1)

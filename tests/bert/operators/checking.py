@@ -54,6 +54,11 @@ def rounded(array: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
 
 
+def low(array: np.ndarray) -> np.ndarray:
+    """`rounded` in float64, as references multiply it."""
+    return rounded(array).astype(np.float64)
+
+
 def kept_scale(rate: float) -> float:
     """The factor of elements that dropout keeps: operators drop at the rate in steps of 2^-16."""
     return 1 / (1 - round(rate * 2**16) / 2**16)

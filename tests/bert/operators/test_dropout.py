@@ -10,14 +10,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
+from tests.bert.operators.checking import same_in_variants
 
 RATES = [0.1, 0.5, 0.9]
-
-
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -102,6 +97,7 @@ def keys() -> list[int]:
     return [0, 1, 2, 1 << 32, 2**64 - 1, *(int(key) for key in rng.integers(0, 2**63, 59))]
 
 
+@same_in_variants
 @pytest.mark.parametrize("shape", [(1, 1 << 15), (256, 128), (1 << 13, 4)])
 def test_bytes_are_uniform_for_every_key(shape):
     for key in keys():
@@ -114,6 +110,7 @@ def test_bytes_are_uniform_for_every_key(shape):
                 assert 255 - 6 * 22.6 < chi_square < 255 + 7 * 22.6, (key, chi_square)
 
 
+@same_in_variants
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(
     "down, right", [(0, 1), (0, 2), (0, 3), (0, 16), (1, 0), (1, 1), (1, -1), (2, 2), (128, 0)]
@@ -132,6 +129,7 @@ def test_neighbours_decide_independently(rate, down, right):
         assert_like_coins(found, pairs.sum(), chance)
 
 
+@same_in_variants
 def test_a_column_decides_independently_in_consecutive_rows():
     """Counts of each pattern of four rows one below the other, and of four columns side by side."""
     key = keys()[-1]
@@ -143,6 +141,7 @@ def test_a_column_decides_independently_in_consecutive_rows():
         assert_like_coins(np.bincount(patterns.ravel(), minlength=16), patterns.size, 1 / 16)
 
 
+@same_in_variants
 def test_a_bit_of_the_key_or_the_row_changes_half_of_the_bits():
     shape = (1, 1 << 13)
     for key in keys()[:8]:

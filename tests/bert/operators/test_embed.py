@@ -8,11 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
 from tests.bert.operators.checking import EPS, TRAIN, assert_gradients_match, fails, kept_scale, run
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 # batch, length, units, vocabulary, positions
 SIZES = [(1, 1, 3, 2, 1), (2, 5, 7, 11, 9), (3, 4, 16, 300, 4), (2, 33, 65, 40, 50), (5, 8, 128, 1000, 64)]
@@ -40,7 +36,7 @@ def fused(*arrays: mx.nd.NDArray, dropout: float = 0.0, mode: int = TRAIN) -> mx
     return mx.nd.bert_embed(*arrays, mx.nd.array([mode]), dropout=dropout, eps=EPS)[0]
 
 
-@pytest.mark.parametrize("types", [1, 3, 16])
+@pytest.mark.parametrize("types", [1, 16])
 def test_other_numbers_of_token_types(types):
     rng = np.random.default_rng(8)
     arrays = random_inputs((4, 19, 24, 50, 20), rng, types)

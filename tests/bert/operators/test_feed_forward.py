@@ -3,33 +3,21 @@ operators that it stands for."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
-from tests.bert.operators.checking import EPS, PREDICT, TRAIN, run
-from tests.bert.operators.test_dense import factor
+from tests.bert.operators.checking import EPS, PREDICT, TRAIN, low, run
+from tests.bert.operators.test_gelu import reference as gelu
+from tests.bert.operators.test_gelu import slope
 from tests.bert.operators.test_norm import add_norm
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 # Shape of x without its last axis, units, hidden.
 SHAPES = [((1,), 3, 5), ((2, 3), 17, 40), ((33,), 48, 100), ((5, 16), 96, 384), ((300,), 64, 320)]
 DEEP = ((40,), 48, 1600)  # on tiles the products over `hidden` are summed up in parts
 FLOATS = range(7)  # the inputs before mode
-
-
-def gelu(x: np.ndarray, form: str) -> np.ndarray:
-    if form == "erf":
-        return x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
-    if form == "relu":
-        return np.maximum(x, 0)
-    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
 
 
 def random_inputs(leading, units: int, hidden: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -60,9 +48,8 @@ def one_by_one(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
 
     hidden = mx.nd.bert_bias_gelu(product(x, weight_1), bias_1, form=form)
     outer = product(hidden, weight_2)
-    return mx.nd.bert_add_norm(outer, bias_2, x, gamma, beta, mx.nd.array([mode]), dropout=dropout, eps=EPS)[
-        0
-    ]
+    given = mx.nd.array([mode])
+    return mx.nd.bert_add_norm(outer, bias_2, x, gamma, beta, given, dropout=dropout, eps=EPS)[0]
 
 
 def inner_is_rounded(arrays) -> bool:
@@ -76,44 +63,38 @@ def inner_is_rounded(arrays) -> bool:
 
 
 def reference(x, weight_1, bias_1, weight_2, bias_2, gamma, beta, form="erf"):
-    hidden = gelu(x @ weight_1.T + bias_1, form)
+    hidden = gelu(x @ weight_1.T, bias_1, form)
     return add_norm(hidden @ weight_2.T, bias_2, x, gamma, beta)
 
 
-def gelu_slope(h: np.ndarray, form: str) -> np.ndarray:
-    step = 1e-5
-    if form == "relu":
-        return (h > 0).astype(h.dtype)
-    return (gelu(h + step, form) - gelu(h - step, form)) / (2 * step)
-
-
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", ["erf", "tanh", "relu"])
 @pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
-def test_bfloat16_gradients_with_the_same_roundings(leading, units, hidden, form):
+def test_gradients_with_the_same_roundings(leading, units, hidden, form, dtype):
     rng = np.random.default_rng(5)
     arrays = random_inputs(leading, units, hidden, rng)
     dy = rng.standard_normal(arrays[0].shape).astype("float32")
-    _, gradients = run(partial(fused, dtype="bfloat16", form=form), arrays, dy, FLOATS)
+    output, gradients = run(partial(fused, dtype=dtype, form=form), arrays, dy, FLOATS)
+    near = low if dtype == "bfloat16" else np.asarray
 
-    def low(array: np.ndarray) -> np.ndarray:
-        return factor(array.astype("float32"), "bfloat16")
-
-    x, weight_1, bias_1, weight_2, bias_2, gamma, _ = (array.astype("float64") for array in arrays)
+    x, weight_1, bias_1, weight_2, bias_2, gamma, beta = (array.astype("float64") for array in arrays)
     x, dy = x.reshape(-1, units), dy.reshape(-1, units).astype("float64")
-    inner = low(x) @ low(weight_1).T + bias_1
-    summed = x + low(gelu(inner, form)) @ low(weight_2).T + bias_2
+    inner = near(x) @ near(weight_1).T + bias_1
+    summed = x + near(gelu(inner, 0, form)) @ near(weight_2).T + bias_2
     spread = np.sqrt(summed.var(axis=1, keepdims=True) + EPS)
     normal = (summed - summed.mean(axis=1, keepdims=True)) / spread
+    if dtype == "float32":
+        np.testing.assert_allclose(output.reshape(x.shape), normal * gamma + beta, rtol=1e-6, atol=2e-5)
     d_normal = dy * gamma
     d_summed = d_normal - d_normal.mean(axis=1, keepdims=True)
     d_summed = (d_summed - normal * (d_normal * normal).mean(axis=1, keepdims=True)) / spread
-    kept = low(inner) if inner_is_rounded(arrays) else inner
-    d_inner = low(d_summed) @ low(weight_2) * gelu_slope(kept, form)
+    kept = near(inner) if inner_is_rounded(arrays) else inner
+    d_inner = near(d_summed) @ near(weight_2) * slope(kept, form)
     expected = [
-        d_summed + low(d_inner) @ low(weight_1),
-        low(d_inner).T @ low(x),
+        d_summed + near(d_inner) @ near(weight_1),
+        near(d_inner).T @ near(x),
         d_inner.sum(axis=0),
-        low(d_summed).T @ low(gelu(kept, form)),
+        near(d_summed).T @ near(gelu(kept, 0, form)),
         d_summed.sum(axis=0),
         (dy * normal).sum(axis=0),
         dy.sum(axis=0),
@@ -121,24 +102,21 @@ def test_bfloat16_gradients_with_the_same_roundings(leading, units, hidden, form
     for index, (gradient, other) in enumerate(zip(gradients, expected)):
         difference, size = np.abs(gradient.reshape(other.shape) - other), np.abs(other).max()
         # A number near the middle of two bfloat16 may be rounded up here and down there: 2^-8 of it.
-        assert difference.max() <= 8e-3 * size, index
+        assert difference.max() <= (8e-3 if dtype == "bfloat16" else 3e-5) * size, index
         assert np.median(difference) <= 2e-5 * size, index
 
 
-@pytest.mark.parametrize(
-    "mode, dropout, form",
-    [(TRAIN, 0.0, "erf"), (TRAIN, 0.3, "erf"), (PREDICT, 0.3, "erf"), (TRAIN, 0.3, "relu")],
-)
+@pytest.mark.parametrize("mode, form", [(TRAIN, "erf"), (PREDICT, "relu")])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
-def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, dropout, form):
+def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, form):
     rng = np.random.default_rng(3)
     arrays = random_inputs(leading, units, hidden, rng)
     dy = rng.standard_normal(arrays[0].shape).astype("float32")
     results = []
     for operator in (fused, one_by_one):
         mx.random.seed(7)
-        options = {"dtype": dtype, "dropout": dropout, "mode": mode, "form": form}
+        options = {"dtype": dtype, "dropout": 0.3, "mode": mode, "form": form}
         results.append(run(partial(operator, **options), arrays, dy, FLOATS))
     (output, gradients), (expected, expected_gradients) = results
     tolerance = 8e-3 if dtype == "bfloat16" and inner_is_rounded(arrays) else 2e-5

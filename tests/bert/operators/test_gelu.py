@@ -10,15 +10,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
 from tests.bert.operators.checking import run
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 
 def normal_cdf(x: np.ndarray) -> np.ndarray:
-    return 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+    return 0.5 * np.fromiter(map(math.erfc, (-x / math.sqrt(2)).flat), float, x.size).reshape(x.shape)
 
 
 def argument(h: np.ndarray) -> np.ndarray:
@@ -63,21 +59,13 @@ def test_accuracy_between_minus_10_and_10(form):
 
 
 def test_extremes(form):
-    x = np.array([1e30, -1e30, 3e38, -3e38, 40, -40, 0, np.nan], "float32").reshape(-1, 1)
+    """Infinities in both forms of GELU as a run that diverges has to be noticed in."""
+    x = np.array([1e30, -1e30, 3e38, -3e38, 40, -40, 0, np.nan, np.inf, -np.inf], "float32").reshape(-1, 1)
     output, (gradient,) = run(of(form), [x, np.zeros(1, "float32")], np.ones_like(x), (0,))
-    np.testing.assert_array_equal(output[:, 0], [x[0, 0], 0, x[2, 0], 0, 40, 0, 0, np.nan])
-    last = [0, 0] if form == "relu" else [0.5, np.nan]
-    np.testing.assert_allclose(gradient[:, 0], [1, 0, 1, 0, 1, 0, *last], atol=1e-7)
-
-
-def test_infinities_are_the_same_in_both_forms_of_gelu():
-    """A run that diverges has to be noticed in either."""
-    x = np.array([np.inf, -np.inf], "float32").reshape(-1, 1)
-    arrays = [x, np.zeros(1, "float32")]
-    for form in ("erf", "tanh"):
-        output, (gradient,) = run(of(form), arrays, np.ones_like(x), (0,))
-        np.testing.assert_array_equal(output[:, 0], [np.inf, np.nan])
-        assert np.isnan(gradient).all()
+    last = 0 if form == "relu" else np.nan
+    np.testing.assert_array_equal(output[:, 0], [x[0, 0], 0, x[2, 0], 0, 40, 0, 0, np.nan, np.inf, last])
+    rest = [0, 0, 1, 0] if form == "relu" else [0.5, np.nan, np.nan, np.nan]
+    np.testing.assert_allclose(gradient[:, 0], [1, 0, 1, 0, 1, 0, *rest], atol=1e-7)
 
 
 def test_another_form_is_an_error():

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from bert.fused import places_of
-from bert.operators import load_operators
 from tests.bert.operators import test_attention, test_embed
 from tests.bert.operators.checking import EPS, TRAIN, assert_gradients_match, kept_scale, run
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 # Lengths, padded length, heads, head size: lengths of 1 and full ones; one head of many and of few rows,
 # which threads share; a sequence alone.

@@ -6,12 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
 from tests.bert.operators import test_feed_forward, test_self_attention
 from tests.bert.operators.checking import EPS, TRAIN
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 HEADS = 2
 DTYPES = ["float32", "bfloat16", "bfloat16x3"]

@@ -1,5 +1,5 @@
-"""bert_words with bert_embed (looked_up=1) and bert_decode_loss (deferred=1), against float64 NumPy and, bit
-for bit, against the two operators that use the word table themselves."""
+"""bert_words with bert_embed (looked_up=1) and bert_decode_loss (deferred=1), bit for bit against the two
+operators that use the word table themselves; tests/bert/test_one_word_gradient.py has them in graphs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from bert.fused import places_of
-from bert.operators import load_operators
-from tests.bert.operators.checking import EPS, TRAIN, assert_gradients_match, fails, run, same_in_variants
-from tests.bert.operators.test_decode_loss import cross_entropy
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
+from tests.bert.operators.checking import EPS, TRAIN, fails, run, same_in_variants
 
 # batch, length, units, vocabulary, decoder's rows, share of these that count; 9000 words are several chunks
 SIZES = [
@@ -118,21 +113,6 @@ def test_the_bits_of_two_gradients_added(sizes, dtype):
     assert np.abs(expected).max() > 0
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_against_float64(sizes):
-    inputs = random_inputs(sizes, seed=1)
-    found = one_gradient(inputs, "float32")
-
-    def both(word: np.ndarray) -> np.ndarray:
-        decoder = [inputs[name] for name in ("bias", "labels", "weights")]
-        losses = cross_entropy(inputs["hidden"].astype("float64"), word, *decoder)
-        rows = word[inputs["ids"]].astype("float64")
-        return np.array([(losses * inputs["of_losses"]).sum() + (rows * inputs["of_rows"]).sum()])
-
-    rng = np.random.default_rng(2)
-    assert_gradients_match(both, [inputs["word"]], [found["word"]], [0], np.ones(1), rng)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_with_padding_left_out(dtype):
     """Padding's tokens have no rows and no part in the gradient."""
@@ -209,39 +189,6 @@ def test_embedding_of_rows_is_that_of_the_table(dropout, packed):
         assert (of_rows[~belongs] == 0).all()
         ids, of_rows = ids[where[belongs, 0], where[belongs, 1]], of_rows[belongs]
     np.testing.assert_array_equal(sums_of_rows(ids, of_rows, vocabulary), of_table)
-
-
-class BothEnds(mx.gluon.HybridBlock):
-    """The table at both ends of a graph, whose memory MXNet plans."""
-
-    def hybrid_forward(self, F, word, same_word, ids, bias, labels, weights):
-        rows, decoder = F.bert_words(word, ids, labels, dtype="bfloat16")
-        hidden = F.tanh(F.reshape(rows, shape=(-3, 0)))
-        losses, _, *unread = F.bert_decode_loss(
-            hidden, same_word, bias, labels, weights, decoder, deferred=1, dtype="bfloat16"
-        )
-        return F.bert_unread(F.sum(losses), *unread, outputs=len(unread))
-
-
-def test_in_a_graph_of_changing_shapes():
-    network = BothEnds()
-    network.hybridize(static_alloc=True, static_shape=True)
-    word = mx.nd.random.normal(shape=(3000, 24))
-    word.attach_grad()
-    for seed, (batch, length) in enumerate([(2, 5), (3, 9), (2, 5), (1, 30), (3, 9)]):
-        inputs = random_inputs((batch, length, 24, 3000, batch * length, 0.8), seed)
-        given = arrays_of(inputs)
-        others = [given[name] for name in ("bias", "labels", "weights")]
-        with mx.autograd.record():
-            loss = network(word, word.detach(), given["ids"], *others)
-        loss.backward(mx.nd.array([0.5]))
-        found = word.grad.asnumpy()
-        with mx.autograd.record():
-            hidden = mx.nd.tanh(mx.nd.reshape(word.take(given["ids"]), shape=(-3, 0)))
-            expected = mx.nd.bert_decode_loss(hidden, word, *others, dtype="bfloat16")[0].sum()
-        expected.backward(mx.nd.array([0.5]))
-        assert loss.asscalar() == expected.asscalar()
-        np.testing.assert_allclose(found, word.grad.asnumpy(), atol=1e-6)
 
 
 def test_numbers_that_are_none_reach_the_gradient():

@@ -170,6 +170,7 @@ def entry(key: bytes, value: bytes, shared: int = 0, claimed: int | None = None)
 HEADER = entry(b"", b"\x08\x01")
 SCALAR = b"\x08\x01\x12\x00\x28\x04"  # float32, a shape without dimensions, 4 bytes
 LARGE = to_varint(1 << 62)
+MANY = [entry(b"%05d" % index, b"", 3000) for index in range(90_000)]
 DAMAGED = {
     "compressed": table(block(HEADER), compression=1),
     "no header": table(block(entry(b"a", SCALAR))),
@@ -181,11 +182,7 @@ DAMAGED = {
     "many restarts": table(b"\xff" * 8),
     "many restarts, many times": table(b"\0" * 3_000_000 + struct.pack("<I", 700_000), repeated=9_000),
     "blocks without end": table(*[struct.pack("<I", 0)] * 12_000),
-    "long keys": table(
-        block(
-            HEADER + entry(b"k" * 4000, b"") + b"".join(entry(b"%05d" % i, b"", 3000) for i in range(90_000))
-        )
-    ),
+    "long keys": table(block(HEADER + entry(b"k" * 4000, b"") + b"".join(MANY))),
     "a name that is not UTF-8": table(block(HEADER + entry(b"\xff", SCALAR))),
     "an entry that is no message": table(block(HEADER + entry(b"a", b"\xff"))),
     "a huge size": table(block(HEADER + entry(b"a", b"\x08\x01\x12\x00\x28" + LARGE))),
@@ -213,16 +210,13 @@ def test_the_tables_of_these_tests(tmp_path):
     (tmp_path / f"x{DATA}").write_bytes(number)
     assert read_index(str(tmp_path / "x"))["a"].read() == 1.5
     # A big-endian machine's: field 2 of the header.
-    (tmp_path / "x.index").write_bytes(
-        table(block(entry(b"", b"\x08\x01\x10\x01") + entry(b"a", SCALAR + crc)))
-    )
+    big = entry(b"", b"\x08\x01\x10\x01")
+    (tmp_path / "x.index").write_bytes(table(block(big + entry(b"a", SCALAR + crc))))
     with pytest.raises(InputError, match="wrong checksum"):
         (tmp_path / f"x{DATA}").write_bytes(number[::-1])
         read_index(str(tmp_path / "x"))["a"].read()
     crc = b"\x35" + struct.pack("<I", masked_crc(number[::-1]))
-    (tmp_path / "x.index").write_bytes(
-        table(block(entry(b"", b"\x08\x01\x10\x01") + entry(b"a", SCALAR + crc)))
-    )
+    (tmp_path / "x.index").write_bytes(table(block(big + entry(b"a", SCALAR + crc))))
     array = read_index(str(tmp_path / "x"))["a"].read()
     assert array == 1.5 and array.dtype.isnative
 

@@ -59,7 +59,7 @@ def computed(folder: Path, inputs: Inputs, padding: int = 0) -> dict[str, np.nda
     return dict(zip(names, session.run(names, fed)))
 
 
-@pytest.mark.parametrize("length, sentences, padding", [(3, 1, 0), (17, 3, 0), (30, 2, 10), (40, 5, 0)])
+@pytest.mark.parametrize("length, sentences, padding", [(3, 1, 0), (30, 2, 10), (40, 5, 0)])
 def test_logits_are_mxnets_and_the_references(place, length, sentences, padding):
     """Sentences of several lengths in one batch; what lies behind their ends is not seen."""
     inputs = random_inputs(TOKENS, length, sentences)

@@ -122,38 +122,25 @@ def entry(*shape: int, dtype: str = "F32", begin: int = 0, end: int = 4) -> dict
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize(
-    "header, length",
-    [
-        (b"", None),
-        (b"{}", 1 << 60),
-        (b"{}", (1 << 64) - 1),
-        (b"[]", None),
-        (b"{" * 100_000, None),
-        (b'{"a":' + b"[" * 1_000_000, None),
-        (b'{"a":[' + b"[]," * 600_000 + b"[]]}", None),
-        (b" " * 3_000_000, None),
-        (b'{"a":' + b"9" * 1_000_000 + b"}", None),
-        (b'{"\xff":{}}', None),
-        ({"a": entry(2)}, None),
-        ({"a": entry(1, end=8)}, None),
-        ({"a": entry(1, begin=4, end=8)}, None),
-        ({"a": entry(1), "b": entry(1)}, None),
-        ({"a": entry(-1)}, None),
-        ({"a": entry(1 << 62, 4)}, None),
-        ({"a": entry(1 << 64)}, None),
-        ({"a": entry(0, 1 << 62, end=0)}, None),
-        ({"a": entry(*[1] * 33)}, None),
-        ({"a": entry(*[1] * 500_000)}, None),
-        ({"a": entry(1, dtype="F99")}, None),
-        ({"a" * 2000: entry(1)}, None),
-        ({str(index): entry(0, end=0) for index in range(10_001)}, None),
-        ({"__metadata__": {"a": 1}}, None),
-    ],
-    ids=range(24),
-)
-def test_damaged_headers(tmp_path, header, length):
-    assert "is damaged or not a safetensors file" in error(file(tmp_path / "x", header, b"1234", length))
+ENTRIES = [entry(2), entry(1, end=8), entry(1, begin=4, end=8), entry(-1), entry(1 << 62, 4), entry(1 << 64)]
+ENTRIES += [entry(0, 1 << 62, end=0), entry(*[1] * 33), entry(*[1] * 500_000), entry(1, dtype="F99")]
+DAMAGED = [
+    *(b"", b"[]", b"{" * 100_000, b'{"a":' + b"[" * 1_000_000, b'{"a":[' + b"[]," * 600_000 + b"[]]}"),
+    *(b" " * 3_000_000, b'{"a":' + b"9" * 1_000_000 + b"}", b'{"\xff":{}}'),
+    *({"a": each} for each in ENTRIES),
+    *({"a": entry(1), "b": entry(1)}, {"a" * 2000: entry(1)}, {"__metadata__": {"a": 1}}),
+    {str(index): entry(0, end=0) for index in range(10_001)},
+]
+
+
+@pytest.mark.parametrize("header", DAMAGED, ids=range(22))
+def test_damaged_headers(tmp_path, header):
+    assert "is damaged or not a safetensors file" in error(file(tmp_path / "x", header, b"1234"))
+
+
+@pytest.mark.parametrize("length", [1 << 60, (1 << 64) - 1])
+def test_a_header_of_another_length(tmp_path, length):
+    assert "is damaged or not a safetensors file" in error(file(tmp_path / "x", b"{}", b"1234", length))
 
 
 def test_a_dtype_that_numpy_lacks(tmp_path):
@@ -208,15 +195,9 @@ def test_files_outside_the_folder(tmp_path, name):
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"{",
-        b"[]",
-        b'{"weight_map":{}}',
-        b'{"weight_map":' + b"9" * 900_000 + b"}",
-        b"\xff",
-        b"[" * 900_000,
-    ]
-    + [b" " * 2_000_000, b'{"weight_map":["a"]}'],
+        *(b"", b"{", b"[]", b'{"weight_map":{}}', b'{"weight_map":' + b"9" * 900_000 + b"}", b"\xff"),
+        *(b"[" * 900_000, b" " * 2_000_000, b'{"weight_map":["a"]}'),
+    ],
     ids=range(9),
 )
 def test_damaged_indexes(tmp_path, text):
