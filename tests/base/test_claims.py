@@ -77,8 +77,8 @@ def test_one_of_many_gets_it(path):
         claim.release()
 
 
-@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_of_a_killed_process_it_is_free_at_once(path, reaped):
+def test_of_a_killed_process_it_is_free_at_once(path):
+    """Though nobody has reaped it yet; otherwise: tests/training/test_held.py."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=environ
@@ -88,10 +88,7 @@ def test_of_a_killed_process_it_is_free_at_once(path, reaped):
         with pytest.raises(HeldError, match=f"process {holder.pid} "):
             claim.attempt()
         holder.kill()
-        if reaped:
-            holder.wait()
-        else:
-            os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
         assert path.exists() and claim.attempt()
         claim.release()
 
@@ -122,23 +119,16 @@ class TestAnotherHost:
             claim.attempt()
 
     def test_of_one_that_has_gone_it_is_free_after_a_while(self, path):
-        write(path, **ELSEWHERE)
-        claim = Claim(str(path), nobody, patience=0.3)
-        assert not claim.attempt()
-        assert "elsewhere" in str(claim.watched)
-        time.sleep(0.4)
-        assert claim.attempt()
-        assert json.loads(path.read_text())["process"] == os.getpid()
-        claim.release()
-
-    def test_even_if_the_server_still_keeps_its_lock(self, path):
+        """Even if the server still keeps its lock."""
         write(path, **ELSEWHERE)
         claim = Claim(str(path), nobody, patience=0.3)
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             assert not claim.attempt()
+            assert "elsewhere" in str(claim.watched)
             time.sleep(0.4)
             assert claim.attempt()
+        assert json.loads(path.read_text())["process"] == os.getpid()
         claim.release()
 
     def test_of_one_that_has_gone_long_ago_it_is_free_at_once(self, path):
@@ -173,21 +163,13 @@ class TestAnotherHost:
         assert BEAT * 10 < PATIENCE < LONG_AGO
 
 
-class TestAnotherContainer:
-    """Of the same system, whose processes cannot be seen: the kernel's lock decides."""
-
-    def test_it_lives(self, path):
-        write(path, process=4321)
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(HeldError, match="4321"):
-                Claim(str(path), nobody).attempt()
-
-    def test_it_has_gone(self, path):
-        write(path, process=4321)
-        claim = Claim(str(path), nobody)
-        assert claim.attempt()
-        claim.release()
+def test_a_holder_in_another_container_lives_as_long_as_the_lock(path):
+    """Of the same system, whose processes cannot be seen."""
+    write(path, process=4321)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(HeldError, match="4321"):
+            Claim(str(path), nobody).attempt()
 
 
 class TestWithoutLocks:

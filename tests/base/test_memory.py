@@ -50,10 +50,6 @@ def test_version_1_and_its_number_for_no_limit(tmp_path: Path) -> None:
     assert available_memory(*laid_out(tmp_path, "4:memory:/job\n", files)).bytes == GIB
 
 
-def test_this_machine() -> None:
-    assert 10 << 20 < available_memory().bytes < 1 << 50
-
-
 def test_what_a_process_may_map_limits_what_it_can_take() -> None:
     code = """
 from base.memory import address_limit, available_bytes, available_memory
@@ -65,4 +61,4 @@ print(address_limit(), available_bytes(), available_memory().bytes)
     assert limit == 300 << 20 and 200 << 20 < left < 300 << 20 < there
     result = run_command([sys.executable, "-c", code], cwd=ROOT).check()
     limit, left, there = result.stdout.split()
-    assert limit == "None" and left != "0"
+    assert limit == "None" and left != "0" and 10 << 20 < int(there) < 1 << 50

@@ -25,8 +25,9 @@ def introduced():
 
 
 def test_frames_come_whole_and_in_order():
-    caller, called = introduced()
-    data = caller.close(b"one") + caller.close(b"") + caller.close(b"x" * LONGEST)
+    caller, called = ends()
+    assert list(caller.open(called.greeting)) == []
+    data = caller.greeting + caller.close(b"one") + caller.close(b"") + caller.close(b"x" * LONGEST)
     got = [payload for index in range(len(data)) for payload in called.open(data[index : index + 1])]
     assert got == [b"one", b"", b"x" * LONGEST] and called.kept == 0
     assert list(caller.open(called.close(b"back"))) == [b"back"]

@@ -46,18 +46,12 @@ def test_a_mean_test_by_hand():
         assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half))
 
 
-def test_the_interval_is_the_textbooks():
-    """Student's t with 4 degrees of freedom leaves out 2.5% above 2.776; here the standard error is 1."""
-    found = mean_test([-1.0, 1.0, 3.0, 5.0, 2.0], 0.95)
-    error = math.sqrt((9 + 1 + 1 + 9 + 0) / 4 / 5)
-    assert found.mean == 2.0
-    assert found.high - 2.0 == pytest.approx(2.776 * error, rel=2e-4)
-
-
 @pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan], [0.1, math.inf]])
 def test_too_few_or_broken_values_are_rejected(values):
     with pytest.raises(ValueError, match="two finite values"):
         mean_test(values, 0.95)
+    with pytest.raises(ValueError, match="two means needs two finite values"):
+        welch_test([0.1, 0.2], values, 0.95)
 
 
 def test_holm_adjusts_as_in_the_literature():
@@ -109,9 +103,3 @@ def test_two_samples_without_spread_get_the_least_p_of_a_rank_test():
     assert welch_test([1.0] * 5, [1.1] * 5, 0.95).p == 2 / 252
     assert welch_test([1.0] * 5, [1.0] * 5, 0.95).p == 1.0
     assert exceeds_test([1.0] * 5, [1.1] * 5, 0.05) == 1 / 252
-
-
-@pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan]])
-def test_too_few_or_broken_values_of_two_samples(values):
-    with pytest.raises(ValueError, match="two means needs two finite values"):
-        welch_test([0.1, 0.2], values, 0.95)

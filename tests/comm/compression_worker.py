@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -178,7 +177,7 @@ def check_dithering(comm, config):
     deviation = np.sqrt(single / rounds / rounds / size)
     assert abs(np.mean(errors)) < 5 * deviation
     assert abs(np.mean(errors * np.sign(true))) < 5 * deviation  # neither away from 0 nor towards it
-    return {**digest(exchange.arrays), "relative_error": float(np.sqrt(single / rounds / np.mean(true**2)))}
+    return digest(exchange.arrays)
 
 
 def check_nothing_is_lost(comm, config):
@@ -211,7 +210,7 @@ def check_nothing_is_lost(comm, config):
         assert lost.max() < 1e-4, record
     else:
         assert lost.mean() > 0.3 * np.abs(true).mean(), record
-    return {**digest(exchange.arrays), **{key: float(value) for key, value in record.items()}}
+    return digest(exchange.arrays)
 
 
 def check_float16_is_refused(comm, config):
@@ -304,7 +303,6 @@ def run_case(name, checks, config, inner, write):
     comm = with_compression(inner, config)
     for check in checks:
         write({"case": name, "begins": check})
-        start = time.monotonic()
         record = {"case": name, "check": check, "error": None}
         try:
             if check in CHECKS:
@@ -315,7 +313,6 @@ def run_case(name, checks, config, inner, write):
                 record.update(CONTRACT[check](everything) or {})
         except Exception:
             record["error"] = traceback.format_exc()
-        record["seconds"] = time.monotonic() - start
         write(record)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from base.threads import choose_threads, read_cpu_quota
 from hosts.addresses import free_port
 from setup.bpslaunch import leave_ranks_unbound
-from tests.processes import ROOT, nothing_new, run_command, run_ranks, start_command
+from tests.processes import ROOT, nothing_new, run_command, start_command
 
 BIN = Path(sys.executable).parent
 TRAINING = [
@@ -99,8 +100,8 @@ def test_more_ranks_than_its_arithmetic_has_cores_for(environment, tmp_path):
 
 
 def test_two_workers_as_somebody_types_them(environment, tmp_path):
-    """No variable but those that docs/byteps.md asks for: no traceback, nobody waits, and a rank has as many
-    threads as under hosts/launch.py."""
+    """No variable but those that docs/byteps.md asks for: no traceback, nobody waits, and both workers share
+    the cores."""
     leave_ranks_unbound(environment[0])
     shared = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
     shared.update(DMLC_PS_ROOT_PORT=str(free_port("127.0.0.1")), DMLC_NODE_HOST="127.0.0.1")
@@ -112,15 +113,9 @@ def test_two_workers_as_somebody_types_them(environment, tmp_path):
             argv, env = typed(environment, more, *(script if number else []))
             runs.append(stack.enter_context(start_command(argv, env=env, cwd=tmp_path)))
         results = [run.wait().check() for run in runs]
-    options = [*TRAINING, "--ckpt_dir", "ckpt_launcher"]
-    ours = run_ranks(
-        ROOT / "run_pretraining_byteps.py", 2, "byteps", args=options, cwd=tmp_path,
-        env={"OMP_NUM_THREADS": None},
-    ).check()  # fmt: skip
-    said = [
-        re.search(r"2 processes on .*OMP_NUM_THREADS \d+", text) for text in (results[0].stdout, ours.stdout)
-    ]
-    assert said[0] and said[1] and said[0][0] == said[1][0]
+    found = re.search(r"2 processes on .*OMP_NUM_THREADS (\d+)", results[0].stdout)
+    cores = len(os.sched_getaffinity(0))
+    assert found and int(found[1]) == choose_threads({}, cores, os.cpu_count() or 1, 2, read_cpu_quota())
 
 
 def errors_of(variables, *words, cwd):
@@ -131,13 +126,6 @@ def errors_of(variables, *words, cwd):
         result = run.wait()
     assert result.returncode != 0
     return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-
-
-def test_a_missing_variable_is_one_line(tmp_path):
-    variables = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
-    variables.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT="http")
-    expected = ["error: DMLC_PS_ROOT_PORT=http: it must be a whole number, 1 or more"]
-    assert errors_of(variables, cwd=tmp_path) == expected
 
 
 def test_a_pattern_that_its_shell_expands(tmp_path):

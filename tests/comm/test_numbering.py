@@ -20,11 +20,10 @@ from comm.numbering import (
 from comparison.projection.workload import bert_parts
 
 
-@pytest.mark.parametrize("model", ["bert_12_768_12", "bert_24_1024_16"])
-@pytest.mark.parametrize("count, most", [(2, 1.01), (3, 1.01), (5, 1.02), (8, 1.02), (16, 1.05), (32, 1.25)])
-def test_no_server_has_much_more_than_the_mean(model, count, most):
-    """BERT's gradients in float16; with numbers in a row the fullest of 16 has 1.9 times the mean."""
-    parts = bert_parts(named_config(model))
+@pytest.mark.parametrize("count, most", [(2, 1.01), (5, 1.02), (16, 1.05), (32, 1.25)])
+def test_no_server_has_much_more_than_the_mean(count, most):
+    """BERT-base's gradients in float16; with numbers in a row the fullest of 16 has 1.9 times the mean."""
+    parts = bert_parts(named_config("bert_12_768_12"))
     sizes = [2 * size for part in reversed(parts) for size in reversed(part.gradients)]
     servers = Servers(count, count, 0, 4 << 20)
     numbers = even_numbers(sizes, servers, 7)
@@ -50,7 +49,7 @@ def test_no_server_has_much_more_than_the_mean(model, count, most):
 
 
 @pytest.mark.parametrize("model", ["bert_12_768_12", "bert_24_1024_16"])
-@pytest.mark.parametrize("count, most", [(4, 1.01), (16, 1.02), (64, 1.19), (128, 1.38)])
+@pytest.mark.parametrize("count, most", [(16, 1.02), (64, 1.19), (128, 1.38)])
 def test_partitions_are_small_enough_for_the_servers(model, count, most):
     """At 4 MiB the fullest of 128 servers has 1.6 and 2.4 times the mean of BERT's gradients in float16."""
     size = partition_bytes_of(count)
@@ -82,7 +81,7 @@ def test_servers_apart_take_the_share_that_mixing_gives_them():
         assert sum(place < apart for place in places) / len(places) == pytest.approx(share, abs=0.03)
         assert set(places) == set(range(apart if apart == workers else workers + apart))
         generator = random.Random(workers)
-        sizes = [generator.randrange(4000, 100_000) for _ in range(200)]
+        sizes = [generator.randrange(4000, 60_000) for _ in range(60)]
         loads = [0] * (workers + apart)
         for number, nbytes in zip(even_numbers(sizes, servers, 1), sizes):
             for part, begin in enumerate(range(0, nbytes, 4096)):

@@ -39,23 +39,9 @@ os.write(1, (" ".join(said) + "\\n").encode())  # in one piece
 """
 
 
-@pytest.fixture
-def run_pair():
-    """Function of more environment: page faults in the last exchange of each rank."""
-
-    def run(**env):
-        result = run_ranks(CODE, 2, env={"OMP_NUM_THREADS": "1", **env}).check()
-        return [int(rank.stdout.split()[-1]) for rank in result.ranks]
-
-    return run
-
-
-def test_two_ranks_exchange_large_arrays_in_segments(run_pair):
-    assert max(run_pair()) < 2000
-
-
-def test_the_choice_of_a_user_stays(run_pair):
-    assert min(run_pair(OMPI_MCA_coll_tuned_use_dynamic_rules="0")) > 8000
+def test_two_ranks_exchange_large_arrays_in_segments():
+    result = run_ranks(CODE, 2, env={"OMP_NUM_THREADS": "1"}).check()
+    assert max(int(rank.stdout.split()[-1]) for rank in result.ranks) < 2000
 
 
 def test_the_command_line_of_the_seeds(tmp_path):
@@ -68,7 +54,10 @@ def test_the_command_line_of_the_seeds(tmp_path):
     assert sorted(result.stdout.split("\n")) == ["", "0 2 VERSION", "1 2 VERSION"]
 
 
-def test_the_rules_are_given_to_a_run_without_a_choice():
+def test_the_rules_are_given_to_a_run_without_a_choice_of_the_user():
+    own = {"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
+    choose_allreduce(own)
+    assert list(own) == ["OMPI_MCA_coll_tuned_allreduce_algorithm"]
     environ = {"OMPI_MCA_btl": "self,vader"}
     choose_allreduce(environ)
     assert os.path.samefile(environ["OMPI_MCA_coll_tuned_dynamic_rules_filename"], RULES)
@@ -89,9 +78,3 @@ def test_ranks_of_one_host_open_no_ports(local, btl, then):
     environ.update({"OMPI_MCA_btl": btl} if btl else {})
     leave_tcp_out(environ)
     assert environ["OMPI_MCA_btl"] == then
-
-
-def test_the_rules_are_not_mixed_with_others():
-    environ = {"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
-    choose_allreduce(environ)
-    assert list(environ) == ["OMPI_MCA_coll_tuned_allreduce_algorithm"]

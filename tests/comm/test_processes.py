@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import pytest
@@ -15,7 +14,6 @@ from tests.processes import (
     run_ranks,
     start_ranks,
     until,
-    wait_for_file,
 )
 
 # Starts a process in a session of its own that nothing but the environment ties to the run, then waits.
@@ -85,17 +83,6 @@ def test_leaving_the_block_ends_everything(tmp_path):
         until(lambda: daemons(tmp_path), run)
         assert run.poll() is None
     assert not any(alive(pid) for pid in daemons(tmp_path))
-
-
-def test_acting_on_a_running_rank(tmp_path):
-    code = "import sys, time\nprint('up', flush=True)\nopen(sys.argv[1], 'w').close()\ntime.sleep(600)\n"
-    with start_ranks(code, 1, "mpirun", args=[tmp_path / "up"]) as run:
-        wait_for_file(tmp_path / "up", run=run)
-        (rank,) = run.find("code.py")
-        os.kill(rank, signal.SIGKILL)
-        result = run.wait()
-    assert result.returncode == 128 + signal.SIGKILL and not result.timed_out
-    assert result.ranks[0].stdout == "up\n"
 
 
 def test_killed_ranks_leave_no_files():

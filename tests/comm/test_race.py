@@ -26,17 +26,10 @@ def test_one_name_for_every_sum_of_a_tensor_gives_wrong_sums():
     assert any(said), result.describe()
 
 
-@pytest.fixture(scope="module")
-def ours():
+def test_no_sum_is_wrong_and_the_ranks_end_in_order():
     """Both of our ways, in the same ranks."""
-    return launch(ROUNDS, "channels", "communicator")
-
-
-@pytest.mark.parametrize("kind", ["channels", "communicator"])
-def test_no_sum_is_wrong(ours, kind):
-    for rank in ours.ranks:
-        assert f"{kind}: no wrong sum of {ROUNDS * TENSORS}\n" in rank.stdout, ours.describe()
-
-
-def test_the_ranks_end_in_order(ours):
-    ours.check()
+    kinds = "channels", "communicator"
+    result = launch(ROUNDS, *kinds).check()
+    for rank in result.ranks:
+        for kind in kinds:
+            assert f"{kind}: no wrong sum of {ROUNDS * TENSORS}\n" in rank.stdout, result.describe()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from comm.watch.run_processes import (
     uses_byteps,
 )
 from hosts.addresses import free_port
-from tests.processes import LIMIT, until
+from tests.processes import LIMIT, environ_of, until
 
 WORKER = {"DMLC_ROLE": "worker"}
 
@@ -29,10 +30,9 @@ WORKER = {"DMLC_ROLE": "worker"}
     ("environ", "rank"),
     [
         ({}, 0),
-        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
         ({"HOROVOD_RANK": "2"}, 2),
         ({"PMI_RANK": "1"}, 1),
-        ({"PMIX_RANK": "5", "SLURM_PROCID": "5"}, 5),
+        ({"PMIX_RANK": "5"}, 5),
         ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "3"}, 3),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, 0),
         ({**WORKER, "DMLC_WORKER_ID": "2", "BYTEPS_LOCAL_SIZE": "4", "BYTEPS_LOCAL_RANK": "1"}, 9),
@@ -52,25 +52,16 @@ def process(*words, **environ):
     started = subprocess.Popen(words, env={**os.environ, **environ}, stdin=subprocess.DEVNULL)
     try:
         wanted = {f"{name}={value}" for name, value in environ.items()}
-        until(lambda: wanted <= set(variables_of(started.pid)))  # it is the new program by then
+        until(lambda: wanted <= set(environ_of(started.pid)))  # it is the new program by then
         yield started.pid
     finally:
         started.kill()
         started.wait()
 
 
-def variables_of(pid):
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        return file.read().decode(errors="replace").split("\0")
-
-
 def stop(pid):
-    def state():
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().split()[2]
-
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: state() == "T")
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def test_what_is_seen_of_a_byteps_run():

@@ -28,9 +28,10 @@ TIMEOUT = 15.0  # of the watchdog, where it has to be waited for: on a busy mach
 UNHURRIED = 300.0  # where something else ends the run
 
 
-def start(launcher, directory, mode, ranks=2, timeout=TIMEOUT):
+def start(launcher, directory, mode, ranks=2, timeout=TIMEOUT, hosts=None, env=None):
     args = ["byteps" if launcher == "byteps" else "horovod", directory, timeout, mode]
-    return start_ranks(WORKER, ranks, launcher, env=ENV, args=args)
+    over = {"prefix": hosts.prefix, "launcher_args": hosts.mpirun_args} if hosts else {}
+    return start_ranks(WORKER, ranks, launcher, env={**ENV, **(env or {})}, args=args, **over)
 
 
 def let_exchange(run, directory, ranks=2):
@@ -58,11 +59,7 @@ def finish(run):
 
 def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
     """Two network namespaces: signs of life cross the wire, and the other host is named."""
-    args = ["horovod", tmp_path, TIMEOUT, "exchange"]
-    with start_ranks(
-        WORKER, 2, env=ENV, args=args, prefix=two_hosts.prefix,
-        launcher_args=two_hosts.mpirun_args,
-    ) as run:  # fmt: skip
+    with start("mpirun", tmp_path, "exchange", hosts=two_hosts) as run:
         let_exchange(run, tmp_path)
         pid = strike(tmp_path, 1, signal.SIGSTOP)
         result = finish(run)
@@ -74,13 +71,9 @@ def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
 def test_a_host_that_is_cut_off(two_hosts, tmp_path):
     """The wire is taken out: no connection is closed, nothing arrives. mpirun names the host, and all
     processes of both end, its daemon on the lost host included."""
-    args = ["horovod", tmp_path, UNHURRIED, "exchange"]
     hurried = zip(KEEPALIVE, ("3", "1", "5"))
     env = {f"{of}_MCA_{name}": value for name, value in hurried for of in ("OMPI", "PRTE")}
-    with start_ranks(
-        WORKER, 2, env={**ENV, **env}, args=args, prefix=two_hosts.prefix,
-        launcher_args=two_hosts.mpirun_args,
-    ) as run:  # fmt: skip
+    with start("mpirun", tmp_path, "exchange", timeout=UNHURRIED, hosts=two_hosts, env=env) as run:
         let_exchange(run, tmp_path)
         # The kernel's keepalive asks only where nothing is on its way (hosts/mpirun.py).
         daemons = set(run.pids()) - set(run.find(WORKER.name))
@@ -114,7 +107,7 @@ def test_an_orderly_run_is_left_alone(launcher, mode, tmp_path):
     with start(launcher, tmp_path, mode, ranks=3) as run:
         let_exchange(run, tmp_path, ranks=3)
         check_ports(run, tmp_path, launcher)
-        time.sleep(1.5 * TIMEOUT)
+        time.sleep(1.3 * TIMEOUT)  # by then it would have been noticed
         (tmp_path / "stop").touch()
         result = run.wait().check()
     assert [rank.stdout for rank in result.ranks] == [

@@ -5,7 +5,7 @@ DIRECTORY/go, and writes DIRECTORY/steps.RANK once it has exchanged. Rank 0 writ
 it has listened for signs of life. MODE:
 
     exchange    average and agree until DIRECTORY/stop exists, then close; says which threads are left
-    compute     rank 1 sleeps for twice the timeout while the others wait for it, then all close
+    compute     rank 1 sleeps for 1.3 times the timeout while the others wait for it, then all close
     quarrel     the ranks make different calls, so that all wait
     close       rank 1 waits for DIRECTORY/stop before it closes, the others close at once
 """
@@ -69,7 +69,7 @@ def main():
         if step >= 2 and mode != "exchange" or not go_on:
             break
     if mode == "compute" and rank == 1:
-        time.sleep(2 * timeout)
+        time.sleep(1.3 * timeout)
     if mode == "compute":
         comm.barrier()
     if mode == "quarrel" and rank == 0:
