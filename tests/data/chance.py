@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-UNLIKELY = (
-    1e-4  # with fixed seeds a test gives the same p every time; a right algorithm was rarely so unlucky
-)
+# With fixed seeds a test gives the same p every time; a right algorithm was rarely so unlucky.
+UNLIKELY = 1e-4
 
 
 def chi_square_p(counts, shares):
