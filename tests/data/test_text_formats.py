@@ -126,25 +126,15 @@ def test_a_title_without_a_blank_line_before_it_is_text(file):
     assert list(documents([path])) == [["One .", "= 5 =", "Two ."]]
 
 
-@pytest.mark.parametrize(
-    "line, level",
-    [
-        (" = A = ", 1),
-        ("= A =", 1),
-        (" = = A b = = \r", 2),
-        (" = = = A = = = ", 3),
-        (" = A", 0),
-        ("A = B", 0),
-        (" = = A = ", 0),
-        (" = = ", 0),
-        ("", 0),
-        (" == A == ", 0),
-        (" = A = B = ", 1),
-        (" = " + "A" * 2000 + " = ", 0),
-    ],
-)
-def test_headings(line, level):
-    assert heading_level(line) == level
+def test_headings():
+    levels = {
+        1: (" = A = ", "= A =", " = A = B = "),
+        2: (" = = A b = = \r",),
+        3: (" = = = A = = = ",),
+        0: (" = A", "A = B", " = = A = ", " = = ", "", " == A == ", " = " + "A" * 2000 + " = "),
+    }
+    for level, lines in levels.items():
+        assert [heading_level(line) for line in lines] == [level] * len(lines)
 
 
 def test_a_hostile_heading_takes_no_long_time(file):
@@ -171,29 +161,17 @@ def test_running_text_is_split_on_request_only(file):
     assert list(documents([path], TextConfig(split_sentences=True))) == [["One.", "Two."], ["Three."]]
 
 
-@pytest.mark.parametrize(
-    "content, expected",
-    [
-        ("Plain text.\n\nMore.\n", LINES),
-        ("", LINES),
-        ("\n \n", LINES),
-        ("<document>\n", LINES),
-        ("<doc> is a word\n", LINES),
-        ("{braces} in text\n", LINES),
-        ("{}\n", LINES),
-        ('"a": 1\n', LINES),
-        ("a = b\n", LINES),
-        ("Text.\n = not a heading = \nText.\n", LINES),
-        ('{"other": 1}\n', JSON),
-        ("\n" * 3_000_000 + " = T = \n \nText\n", WIKITEXT),
-        ("\n" * 100_000 + '<doc id="1">\n', DOC),
-        # Cut out of the middle of a larger file.
-        ("The rest of a text . \n \n = = Next = = \n \n More . \n", WIKITEXT),
-    ],
-    ids=range(14),
-)
-def test_formats_are_seen_in_the_content(file, content, expected):
-    assert detect_format(file(content)) == expected
+def test_formats_are_seen_in_the_content(file):
+    plain = ("Plain text.\n\nMore.\n", "", "\n \n", "a = b\n", "Text.\n = not a heading = \nText.\n")
+    nearly = ("<document>\n", "<doc> is a word\n", "{braces} in text\n", "{}\n", '"a": 1\n')
+    cut_out = "The rest of a text . \n \n = = Next = = \n \n More . \n"  # of the middle of a larger file
+    for expected, contents in (
+        (LINES, (*plain, *nearly)),
+        (JSON, ['{"other": 1}\n']),
+        (WIKITEXT, ["\n" * 3_000_000 + " = T = \n \nText\n", cut_out]),
+        (DOC, ["\n" * 100_000 + '<doc id="1">\n']),
+    ):
+        assert [detect_format(file(content)) for content in contents] == [expected] * len(contents)
 
 
 def test_every_file_has_its_own_format(tmp_path):
