@@ -53,10 +53,9 @@ def columns(instances):
 def arrays(instances):
     """The PretrainingArrays that reading must give."""
     wide = columns(instances)
-    types = PretrainingArrays(
-        np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32
-    )._asdict()
-    return PretrainingArrays(**{name: wide[name].astype(kind) for name, kind in types.items()})
+    kinds = (np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32)
+    names = PretrainingArrays._fields
+    return PretrainingArrays(*(wide[name].astype(kind) for name, kind in zip(names, kinds)))
 
 
 def joined(blocks):

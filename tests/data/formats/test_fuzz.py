@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.processes import LIMIT, ROOT
+from tests.processes import run_command
 
 SEED = 2026
 # Files of each format, and how many of them must have been refused, or read with instances left out.
@@ -17,23 +15,14 @@ FILES = {"npz": (450, 300), "tfrecord": (450, 400), "ofrecord": (450, 400), "ran
 
 
 def run_worker(format, first, count, directory):
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.data.formats.fuzz_worker"]
-    return subprocess.run(
-        [*command, format, str(SEED), str(first), str(count), str(directory)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    command = [sys.executable, "-m", "tests.data.formats.fuzz_worker", format, SEED, first, count, directory]
+    return run_command(command, env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize("format", sorted(FILES))
 def test_broken_files_give_sound_instances_or_one_clear_error(tmp_path, format):
     count, enough = FILES[format]
-    result = run_worker(format, 0, count, tmp_path)
-    assert result.returncode == 0, result.stderr[-2000:]
+    result = run_worker(format, 0, count, tmp_path).check()
     outcomes = json.loads(result.stdout.splitlines()[-1])
     assert sum(outcomes.values()) == count
     assert outcomes["refused"] + outcomes["skipped"] >= enough, outcomes
