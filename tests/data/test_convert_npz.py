@@ -11,10 +11,9 @@ import pytest
 from base.errors import InputError
 from data.convert_npz import convert
 from data.convert_npz import main as convert_main
-from data.formats.read import read_instances
-from tests.data.formats.samples import arrays, assert_same, columns, joined, ragged, save_npz
+from tests.data.formats.reading import read
+from tests.data.formats.samples import arrays, assert_same, columns, ragged, save_npz
 
-VOCAB_SIZE = 30000
 NAMES = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 
 
@@ -30,10 +29,6 @@ def gluonnlp_columns(instances):
 
 def write_as_gluonnlp(path, instances):
     np.savez_compressed(path, **gluonnlp_columns(instances))
-
-
-def read(path):
-    return joined(list(read_instances(str(path), VOCAB_SIZE)))
 
 
 @pytest.mark.parametrize("equal", [False, True], ids=["ragged", "rows of equal length"])
@@ -67,19 +62,16 @@ def test_pickle_protocol_2_converts_too(tmp_path):
     assert_same(read(tmp_path / "new.npz"), arrays(instances))
 
 
-class Bomb:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
-
-
 def test_nothing_in_a_pickle_is_run(tmp_path, capsys):
     trace, path = str(tmp_path / "unpickled"), str(tmp_path / "x.npz")
-    save_npz(path, ragged(6), input_ids=np.array([Bomb(trace)] * 6, dtype=object))
+
+    class Bomb:
+        """Makes a directory when it is unpickled."""
+
+        def __reduce__(self):
+            return (os.mkdir, (trace,))
+
+    save_npz(path, ragged(6), input_ids=np.array([Bomb()] * 6, dtype=object))
     assert convert_main(["--input", path, "--output", str(tmp_path / "out")]) == 2
     assert "x.npz: input_ids is rejected: it wants to run posix.mkdir" in capsys.readouterr().err
     assert not os.path.exists(trace) and not os.listdir(tmp_path / "out")

@@ -191,3 +191,10 @@ def tfrecord_frame(data):
 
 def ofrecord_frame(data):
     return struct.pack("<q", len(data)) + data
+
+
+def record(format, instance):
+    """An instance in a frame of "tfrecord" or "ofrecord"."""
+    if format == "tfrecord":
+        return tfrecord_frame(example(instance))
+    return ofrecord_frame(ofrecord(instance, integer_kind=5))

@@ -12,6 +12,7 @@ from base.errors import InputError
 from data.formats.read import identify, peek, read_instances
 from data.formats.records import FileFacts, Gathered, PretrainingArrays
 from data.formats.write import FORMATS, write_instances
+from tests.data.formats.reading import read
 from tests.data.formats.samples import (
     VOCAB_SIZE,
     arrays,
@@ -30,10 +31,6 @@ from tests.data.formats.samples import (
     save_npz,
     tfrecord_frame,
 )
-
-
-def read(path):
-    return joined(list(read_instances(str(path), VOCAB_SIZE)))
 
 
 @pytest.mark.parametrize("compress", [True, False], ids=["compressed", "plain"])
