@@ -44,26 +44,17 @@ def tokenizer(request, letters, sentencepiece_settings) -> TokenizerSettings:
     return TokenizerSettings(letters, cased=cased)
 
 
-@pytest.mark.parametrize("text, part", SLICES)
-def test_tokens_of_a_part_give_back_the_part(tokenizer, text, part):
-    tokens = OffsetEncoder(tokenizer).encode([text])
-    start, end = text.index(part), text.index(part) + len(part)
-    inside = np.flatnonzero((tokens.starts < end) & (tokens.ends > start))
-    assert text[tokens.starts[inside[0]] : tokens.ends[inside[-1]]] == part
+def test_tokens_of_a_part_give_back_the_part(tokenizer):
+    encoder = OffsetEncoder(tokenizer)
+    for text, part in SLICES:
+        tokens = encoder.encode([text])
+        start, end = text.index(part), text.index(part) + len(part)
+        inside = np.flatnonzero((tokens.starts < end) & (tokens.ends > start))
+        assert text[tokens.starts[inside[0]] : tokens.ends[inside[-1]]] == part
 
 
-TEXTS = st.lists(
-    st.text(
-        st.one_of(
-            st.characters(),
-            st.sampled_from(
-                "abcxyzABÉéüñ東京語한글 \t\n\u00a0\u3000\u200b\u0301\u0308.,-'’()😀\x1c\x85\ufeff\u202f"
-            ),
-        ),
-        max_size=60,
-    ),
-    max_size=4,
-)
+ODD = "abcxyzABÉéüñ東京語한글 \t\n\u00a0\u3000\u200b\u0301\u0308.,-'’()😀\x1c\x85\ufeff\u202f"
+TEXTS = st.lists(st.text(st.one_of(st.characters(), st.sampled_from(ODD)), max_size=60), max_size=4)
 
 
 @settings(max_examples=80, deadline=None)
