@@ -178,15 +178,6 @@ def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, re
         assert ids == [lookup[token] for token in theirs(line)], line
 
 
-def test_the_fingerprint_tells_case_and_vocabulary_apart(vocab):
-    assert TokenizerSettings(vocab).fingerprint == TokenizerSettings(vocab).fingerprint
-    assert TokenizerSettings(vocab).fingerprint != TokenizerSettings(vocab, cased=True).fingerprint
-    # As stores of earlier versions have it.
-    assert TokenizerSettings(vocab).fingerprint == (
-        f"wordpiece-1 cased=False max_chars=200 vocab={vocab.sha256}"
-    )
-
-
 def test_sentencepiece_equals_gluonnlp(sp_model, real_lines):
     sentencepiece = pytest.importorskip("sentencepiece")
     vocab = load_sentencepiece(sp_model)
@@ -262,9 +253,11 @@ def test_a_model_that_changes_during_the_run_is_refused(sp_model, tmp_path):
         tokenizer.build()
 
 
-def test_only_sampling_tokenizers_have_the_seed_in_their_fingerprint(sp_model):
-    vocab = load_sentencepiece(sp_model)
-    settings = (TokenizerSettings(vocab, sp_model, nbest=n, seed=s) for n in (0, -1) for s in (1, 2))
+def test_fingerprints(vocab, sp_model):
+    """As stores of earlier versions have it; the seed is in those of tokenizers that sample."""
+    words, pieces = TokenizerSettings(vocab).fingerprint, load_sentencepiece(sp_model)
+    assert words == f"wordpiece-1 cased=False max_chars=200 vocab={vocab.sha256}"
+    settings = (TokenizerSettings(pieces, sp_model, nbest=n, seed=s) for n in (0, -1) for s in (1, 2))
     prints = [each.fingerprint for each in settings]
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
