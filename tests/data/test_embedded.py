@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from base.errors import InputError
+from data.corpus_files import finished
 from data.embedded import build, main, prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
@@ -86,10 +87,11 @@ def test_building_again_does_nothing_until_something_is_missing(tmp_path, librar
     before = stamps()
     build(str(tmp_path), 300, library)
     assert stamps() == before
+    report = build(str(tmp_path), 310, library)
+    assert len(load_vocab(str(tmp_path / "vocab.txt"))) == report["vocab_size"] == 310
+    assert finished(str(tmp_path), report["settings"]) == report
     (tmp_path / "vocab.txt").unlink()
-    build(str(tmp_path), 300, library)
-    assert len(load_vocab(str(tmp_path / "vocab.txt"))) == 300
-    assert build(str(tmp_path), 310, library)["vocab_size"] == 310
+    assert finished(str(tmp_path), report["settings"]) is None
 
 
 @pytest.fixture

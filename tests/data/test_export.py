@@ -66,11 +66,11 @@ def sorted_rows(columns):
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exported, tmp_path, vocab, kind):
+def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exported, vocab, kind):
     """In the same order in all formats."""
     expected = wanted(text_store)
-    paths = data_files(exported / kind)
-    store = cached_instances(paths, len(vocab), str(tmp_path))
+    paths, cache = data_files(exported / kind), str(exported / "cache")
+    store = cached_instances(paths, len(vocab), cache)
     source = InstanceSource(store, vocab.pad_id)
     count = len(source.lengths(0, 0))
     assert count == len(expected[0]) > 300 and len(paths) == -(-count // 100)
@@ -78,7 +78,7 @@ def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exp
     assert found.masked_ids.shape == expected[4].shape and found.masked_weights.dtype == np.float32
     assert sorted_rows(found) == sorted_rows(expected)
 
-    first = cached_instances(data_files(exported / "npz"), len(vocab), str(tmp_path))
+    first = cached_instances(data_files(exported / "npz"), len(vocab), cache)
     assert (first.ids == store.ids).all() and (first.token_ends == store.token_ends).all()
     assert (first.positions == store.positions).all() and (first.weights == store.weights).all()
     assert store.width == 48 and store.prediction_width == 8
@@ -234,12 +234,12 @@ import sys
 from data.export import CopiesConfig, FileConfig, export, text_rows
 from data.options import MaskingConfig
 masks = CopiesConfig(MaskingConfig(48, max_predictions_per_seq=8), dupe_factor=3, seed=21)
-export(text_rows([sys.argv[1]], masks), sys.argv[2], FileConfig("hdf5", instances_per_file=10), num_workers=2)
+export(text_rows([sys.argv[1]], masks), sys.argv[2], FileConfig("hdf5", instances_per_file=20), num_workers=2)
 """
 
 
 def test_an_export_killed_at_any_moment_goes_on_and_keeps_finished_files(text_store, tmp_path):
-    files = FileConfig("hdf5", instances_per_file=10)
+    files = FileConfig("hdf5", instances_per_file=20)
     export(text_rows([text_store], MASKS), str(tmp_path / "whole"), files)
     output = str(tmp_path / "out")
     command = [sys.executable, "-c", CHILD, text_store, output]

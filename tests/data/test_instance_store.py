@@ -108,7 +108,7 @@ def save_large(path, count):
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    """Peak memory of the converting processes, for 8 MB and 64 MB of arrays."""
+    """Peak memory of the converting processes, for 8 MB and 40 MB of arrays."""
     script = (
         "import sys; from resource import RUSAGE_CHILDREN, getrusage\n"
         "from base.memory import peak_of; from tests.data.instance_files import build_instances\n"
@@ -117,14 +117,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         "    print(max(peak_of(), getrusage(RUSAGE_CHILDREN).ru_maxrss << 10))"
     )
     paths = [str(tmp_path / name) for name in ("small", "large")]
-    for path, count in zip(paths, (2, 16)):
+    for path, count in zip(paths, (2, 10)):
         save_large(path, count)
     small, large = run_command([sys.executable, "-c", script, *paths]).check().stdout.split()
     assert int(large) - int(small) < 8 << 20, (small, large)
 
 
-def test_the_cache_goes_by_content(built, tmp_path):
-    paths, instances, _ = built
+def test_the_cache_goes_by_content(tmp_path):
+    paths, instances = files_of(tmp_path, [5, 4])
     cache = str(tmp_path / "cache")
     store = cached_instances(paths, VOCAB_SIZE, cache)
     assert_holds(store, instances)

@@ -14,7 +14,7 @@ def test_ours_is_over_ten_times_gluonnlps_raw_path(embedded, tmp_path):
     pytest.importorskip("gluonnlp")
     output = tmp_path / "loader.json"
     words = ["--input", str(embedded / "corpus" / "train-*.txt"), "--vocab", str(embedded / "vocab.txt")]
-    words += ["--repeats", "1", "--batches", "30", "--json", str(output)]
+    words += ["--quick", "--batches", "30", "--json", str(output)]
     result = run_command([sys.executable, "-m", "bench.loader", *words], cwd=ROOT).check()
     rows = {row["name"]: row for row in json.loads(output.read_text())["rows"]}
     assert len(rows) == 8

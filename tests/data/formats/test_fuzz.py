@@ -1,4 +1,4 @@
-"""Thousands of generated broken files; what they are and what is asked of the reader: fuzz_worker.py."""
+"""Many generated broken files; what they are and what is asked of the reader: fuzz_worker.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.processes import run_command
 
 SEED = 2026
 # Files of each format, and how many of them must have been refused, or read with instances left out.
-FILES = {"npz": (450, 300), "tfrecord": (450, 400), "ofrecord": (450, 400), "random": (600, 600)}
+FILES = {"npz": (250, 165), "tfrecord": (250, 220), "ofrecord": (250, 220), "random": (300, 300)}
 
 
 def run_worker(format, first, count, directory):
@@ -33,7 +33,7 @@ def test_broken_hdf5_files_do_no_more_harm_than_ending_their_process(tmp_path):
 
     The store is built in worker processes for that reason. Such files must stay rare.
     """
-    count, first, ended = 750, 0, []
+    count, first, ended = 400, 0, []
     while first < count:
         result = run_worker("hdf5", first, count - first, tmp_path)
         if result.returncode == 0:
@@ -42,4 +42,4 @@ def test_broken_hdf5_files_do_no_more_harm_than_ending_their_process(tmp_path):
         index = int(result.stdout.splitlines()[-1].split()[1])
         ended.append((index, result.returncode))
         first = index + 1
-    assert len(ended) <= 3, ended
+    assert len(ended) <= 2, ended

@@ -118,13 +118,13 @@ _WORDS = (
 TEXT = st.lists(st.one_of(st.sampled_from(_WORDS.split(" ")), st.text(max_size=4)), max_size=5).map(" ".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TEXT)
 def test_normalization(text):
     assert normalize_answer(text).split() == words(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(TEXT, max_size=3), TEXT, st.integers(-3, 3)), min_size=1, max_size=8),
     st.data(),
