@@ -64,6 +64,6 @@ class TestKills:
         assert outcome.errors == () and outcome.epochs >= 1
 
     def test_it_can_fail(self, tmp_path):
-        lost = change_feeds.pretraining(tmp_path, 0, damage=lambda position: position + 1)
+        lost = change_feeds.pretraining(tmp_path, 0, kills=2, damage=lambda position: position + 1)
         assert any("samples" in error for error in lost.errors)
-        assert change_feeds.finetuning(0, damage=lambda position: position + 1).errors
+        assert change_feeds.finetuning(0, kills=2, damage=lambda position: position + 1).errors

@@ -75,7 +75,7 @@ ODD = "ab. -\u0301\u0338\u1e9b\u0323\u0130\u03a3\u00df\ufb01\u200d\u00ad\u2028\u
 ODD += "\x00\x0b\x1f\x85"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(
         st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.sampled_from(ODD))),
@@ -158,7 +158,7 @@ def any_vocabulary(request, embedded, vocab, tmp_path_factory):
 def test_wordpiece_equals_gluonnlp_and_hugging_face(any_vocabulary, real_lines, paragraphs):
     vocab = any_vocabulary
     assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
-    lines = [*real_lines, *paragraphs]
+    lines = [*real_lines[::2], *real_lines[-4:], *paragraphs]
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     lookup = vocab.ids()
     ours = lists_of(*WordPieceTokenizer(vocab).encode(lines))
@@ -173,7 +173,8 @@ def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, re
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=False)
     lookup = vocab.ids()
     lines = [each for each in real_lines if unicodedata.is_normalized("NFD", each) and "\u0301" not in each]
-    assert len(lines) > 1000 and any(token[0].isupper() for token in vocab.tokens)
+    lines = lines[::2]
+    assert len(lines) > 800 and any(token[0].isupper() for token in vocab.tokens)
     for line, ids in zip(lines, lists_of(*WordPieceTokenizer(vocab, cased=True).encode(lines))):
         assert ids == [lookup[token] for token in theirs(line)], line
 
