@@ -1,13 +1,12 @@
 """Builds for tests: in a process that can be killed, with work that crashes or waits where it is told to.
 
-python -c 'from tests.data.building import main; main()' DIRECTORY UNITS WORKERS [KEY=VALUE...]
+python -c 'from tests.data.building import main; main()' DIRECTORY UNITS WORKERS SECONDS
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -108,38 +107,17 @@ def build(directory, num_units, num_workers, work=None, size=100_000, **options)
     identity = {"units": num_units, "key": options.pop("key", "")}
     progress = options.pop("progress", SILENT)
     units = [NumberUnit(number, size) for number in range(num_units)]
-    plan = BuildPlan(
-        COLUMNS,
-        lambda: units,
-        work or Numbers(),
-        identity,
-        {"format": "numbers"},
-        shard_bytes=SHARD_BYTES,
-        **options,
-    )
+    options["shard_bytes"] = SHARD_BYTES
+    plan = BuildPlan(COLUMNS, lambda: units, work or Numbers(), identity, {"format": "numbers"}, **options)
     build_columns(str(directory), plan, num_workers, progress)
 
 
 def main():
-    """The command above. KEY is a field of Numbers, or isolate or file_limit (bytes)."""
-    directory, num_units, num_workers, *pairs = sys.argv[1:]
-    settings = dict(pair.split("=", 1) for pair in pairs)
-    if "file_limit" in settings:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(settings["file_limit"]),) * 2)
-    work = Numbers(settings.get("fault", ""), int(settings.get("at", -1)), float(settings.get("seconds", 0)))
+    """The command above."""
+    directory, num_units, num_workers, seconds = sys.argv[1:]
     try:
-        build(
-            directory,
-            int(num_units),
-            int(num_workers),
-            work,
-            key=settings.get("key", ""),
-            isolate=settings.get("isolate") == "1",
-        )
+        build(directory, int(num_units), int(num_workers), Numbers(seconds=float(seconds)))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     return 0

@@ -142,8 +142,8 @@ CONTENTS: Mapping[str, Callable[[Path], None]] = {
 
 
 def repository(place: Path) -> dict[str, str]:
-    """Build the packages and a repository of them below `place`; returns the environment for apt-get to use
-    it and nothing else."""
+    """Build the packages and a repository of them below `place`, and a standard library; returns the
+    environment for apt-get to use the repository and nothing else."""
     entries = []
     archives = place / "archives"
     archives.mkdir()
@@ -178,6 +178,10 @@ def repository(place: Path) -> dict[str, str]:
         encoding="utf-8",
     )
     (place / "status").write_text("", encoding="utf-8")
-    environment = {**os.environ, "APT_CONFIG": str(place / "apt.conf")}
-    subprocess.run(["apt-get", "update"], check=True, capture_output=True, env=environment)
+    (place / "library").mkdir()
+    docstring = "\n".join(sentences("module", 1600))
+    (place / "library" / "module.py").write_text(f'"""{docstring}"""\n', encoding="utf-8")
+    environment = {"APT_CONFIG": str(place / "apt.conf")}
+    update = ["apt-get", "update"]
+    subprocess.run(update, check=True, capture_output=True, env={**os.environ, **environment})
     return environment

@@ -3,53 +3,40 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from base.progress import SILENT
 from data.store.build import build_columns
 from data.store.instances import instance_store_plan
-from tests.data.formats.samples import (
-    example,
-    ofrecord,
-    ofrecord_frame,
-    padded,
-    ragged,
-    save_hdf5,
-    save_npz,
-    tfrecord_frame,
-)
+from tests.data.formats.samples import padded, ragged, record, save_hdf5, save_npz
 
 VOCAB_SIZE = 30000
 FILE_FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
 
 
-def build_instances(paths, vocab_size, directory, num_workers=1, skip_bad_records=False, progress=SILENT):
+def build_instances(paths, vocab_size, directory, num_workers=1, skip_bad_records=False):
     """A store at `directory`, not yet opened."""
-    plan = instance_store_plan(paths, vocab_size, skip_bad_records)
-    build_columns(directory, plan, num_workers, progress)
+    build_columns(directory, instance_store_plan(paths, vocab_size, skip_bad_records), num_workers)
 
 
-def save(path, instances, kind, width=24, predictions=4):
+def save(path, instances, kind):
     """Write instances (dicts of lists without padding) to `path` in one of FILE_FORMATS."""
     if kind == "npz":
         save_npz(path, instances)
     elif kind == "hdf5":
         save_hdf5(path, instances)
     else:
-        rows = [padded(instance, width, predictions) for instance in instances]
         with open(path, "wb") as handle:
-            for row in rows:
-                framed = tfrecord_frame(example(row)) if kind == "tfrecord" else ofrecord_frame(ofrecord(row))
-                handle.write(framed)
+            handle.writelines(record(kind, padded(instance, 24, 4)) for instance in instances)
 
 
-def files_of(directory, counts, kinds=FILE_FORMATS, width=24, predictions=4):
+def files_of(directory, counts, kinds=FILE_FORMATS):
     """One file of each count, formats in turn; returns their paths and all their instances in order."""
     paths, instances = [], []
     for number, count in enumerate(counts):
         kind = kinds[number % len(kinds)]
         path = os.path.join(str(directory), f"file-{number}.{kind}")
-        rows = ragged(count, width, predictions, seed=number)
-        save(path, rows, kind, width, predictions)
+        rows = ragged(count, seed=number)
+        save(path, rows, kind)
         paths.append(path)
         instances += rows
     return paths, instances
@@ -57,12 +44,8 @@ def files_of(directory, counts, kinds=FILE_FORMATS, width=24, predictions=4):
 
 def content(directory):
     """Name and bytes of each file in a directory, without the note that its checksums were computed."""
-    found = {}
-    for name in sorted(os.listdir(str(directory))):
-        if name != "verified.json":
-            with open(os.path.join(str(directory), name), "rb") as handle:
-                found[name] = handle.read()
-    return found
+    paths = sorted(Path(directory).iterdir())
+    return {path.name: path.read_bytes() for path in paths if path.name != "verified.json"}
 
 
 def assert_holds(store, instances):

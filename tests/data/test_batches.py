@@ -6,6 +6,7 @@ import glob
 import itertools
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,7 @@ from base.errors import InputError
 from base.progress import SILENT
 from data.opening import TEXT, DataFiles, open_data
 from data.options import BatchingConfig, DataConfig, MaskingConfig, TokenizerConfig
-from data.pretraining.batches import (
-    EPOCH_SHIFT,
-    PretrainingBatches,
-    dummy_batch,
-)
+from data.pretraining.batches import EPOCH_SHIFT, PretrainingBatches, dummy_batch
 from data.pretraining.evaluation import evaluation_batches
 from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import TextSource
@@ -26,15 +23,17 @@ from data.sharing import Share
 from data.store.tokens import TokenStore
 from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.vocab import vocabulary_from_tokens
+from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.streams import Stream
 from tests.data.token_stores import build_store
 from tests.processes import until
 
+MASKING = MaskingConfig(64, 0.3, 0.15, 10)
+
 
 @pytest.fixture
 def source(store, vocab):
-    return TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
+    return TextSource(store, vocab, MASKING)
 
 
 def make(source, rank=0, world_size=1, batch_size=16, use_avg_len=False, num_buckets=4, seed=3, position=0):
@@ -46,18 +45,12 @@ def make(source, rank=0, world_size=1, batch_size=16, use_avg_len=False, num_buc
 def rows_of(batch):
     """Each row of a batch as something that can be compared and counted, without its padding."""
     rows = []
-    for row in range(len(batch.valid_lengths)):
+    for row, length in enumerate(batch.valid_lengths):
         count = int(batch.masked_weights[row].sum())
         assert not batch.masked_positions[row, count:].any() and not batch.masked_ids[row, count:].any()
-        rows.append(
-            (
-                batch.input_ids[row, : batch.valid_lengths[row]].tobytes(),
-                batch.segment_ids[row, : batch.valid_lengths[row]].tobytes(),
-                batch.masked_positions[row, :count].tobytes(),
-                batch.masked_ids[row, :count].tobytes(),
-                int(batch.next_sentence_labels[row]),
-            )
-        )
+        tokens = (each[row, :length].tobytes() for each in batch[:2])
+        predictions = (each[row, :count].tobytes() for each in batch[3:5])
+        rows.append((*tokens, *predictions, int(batch.next_sentence_labels[row])))
     return rows
 
 
@@ -81,9 +74,8 @@ def global_order(source, world_sizes, steps, **options):
     return order, position
 
 
-@pytest.mark.parametrize("batching", [(16, False), (7, False), (500, True)], ids=["16", "7", "500 tokens"])
-def test_every_sample_comes_once_an_epoch(source, batching):
-    batch_size, use_avg_len = batching
+@pytest.mark.parametrize("batch_size, use_avg_len", [(16, False), (500, True)])
+def test_every_sample_comes_once_an_epoch(source, batch_size, use_avg_len):
     batches = make(source, 0, 1, batch_size, use_avg_len)
     for epoch in range(2):
         count = len(source.lengths(3, epoch))
@@ -104,7 +96,7 @@ def test_any_number_of_ranks_and_any_change_of_it_gives_the_same_order(source, u
     batches = make(source, **options)
     count = 2 * batches.blocks_in_epoch(0) + 40
     expected = take(batches, count)
-    for world_sizes in ([1], [2], [3], [7], [5, 1, 4, 2], [3, 8, 3]):
+    for world_sizes in ([2], [7], [5, 1, 4, 2]):
         steps = [-(-count // (len(world_sizes) * size)) for size in world_sizes]
         order, _ = global_order(source, world_sizes, steps, **options)
         assert len(order) >= count
@@ -115,7 +107,7 @@ def test_more_ranks_than_blocks(source):
     """With 5 blocks an epoch and 12 ranks a step spans up to four epochs; none is lost, none comes twice."""
     options = {"batch_size": 400, "num_buckets": 1}
     batches = make(source, **options)
-    per_epoch = [batches.blocks_in_epoch(epoch) for epoch in range(12)]
+    per_epoch = [batches.blocks_in_epoch(epoch) for epoch in range(6)]
     assert max(per_epoch) < 6
     count = sum(per_epoch)
     expected = take(batches, count)
@@ -168,7 +160,7 @@ def test_every_epoch_pairs_and_masks_anew(source):
     assert len(epochs[0] & epochs[1]) < 0.02 * len(epochs[0])
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_seeking_equals_iterating_across_epochs(source, num_workers):
     batches = make(source, rank=1, world_size=2)
     per_epoch = batches.blocks_in_epoch(0) // 2
@@ -177,7 +169,7 @@ def test_seeking_equals_iterating_across_epochs(source, num_workers):
         expected.append(batch)
         positions.append(batches.position)
     assert positions == sorted(set(positions))
-    for consumed in (1, 7, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch + 3):
+    for consumed in (1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch + 3):
         for position in (positions[consumed - 1], 2 * consumed):  # a position, or a plain count of blocks
             fresh = make(source, rank=1, world_size=2)
             with Prefetcher(fresh.tasks(position), 4, num_workers) as ahead:
@@ -199,13 +191,15 @@ class CountingSource(TextSource):
 
 
 def test_a_seek_needs_the_plan_of_its_epoch_and_of_the_first_for_the_bounds(store, vocab):
-    source = CountingSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
+    source = CountingSource(store, vocab, MASKING)
     next(make(source, position=(1000 << EPOCH_SHIFT) + 2))
     assert set(source.asked) == {0, 1000}
+    with pytest.raises(ValueError, match="negative"):
+        next(make(source, position=-1))
 
 
 def test_the_next_epoch_is_prepared_in_the_background_once_a_quarter_is_consumed(store, vocab):
-    source = CountingSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
+    source = CountingSource(store, vocab, MASKING)
     batches = make(source, batch_size=4)
     count, stream = batches.blocks_in_epoch(0), iter(batches)
     for _ in range(count // 4 - 1):
@@ -221,18 +215,16 @@ def test_the_next_epoch_is_prepared_in_the_background_once_a_quarter_is_consumed
     assert set(source.asked) == {0, 1}
 
 
-def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
-    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10, static_masks=True))
-    batches = make(source)
+def test_static_masks_repeat_samples_and_shuffle_them(store, vocab, source):
+    batches = make(TextSource(store, vocab, replace(MASKING, static_masks=True)))
     epochs = [
         [row for batch in take(batches, batches.blocks_in_epoch(epoch)) for row in rows_of(batch)]
         for epoch in range(3)
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
     assert epochs[0] != epochs[1] != epochs[2]
-    fresh = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
-    count = len(fresh.lengths(3, 0))
-    assert sorted(epochs[2]) == sorted(rows_of(fresh.collate(3, 0, np.arange(count), 64)))
+    fresh = source.collate(3, 0, np.arange(len(source.lengths(3, 0))), 64)
+    assert sorted(epochs[2]) == sorted(rows_of(fresh))
 
 
 def test_single_sentences(store, vocab):
@@ -252,12 +244,7 @@ def test_single_sentences(store, vocab):
     assert not batch.segment_ids.any() and (batch.next_sentence_labels == -1).all()
 
 
-def test_a_negative_position_is_refused(source):
-    with pytest.raises(ValueError, match="negative"):
-        next(make(source, position=-1))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 40])
+@pytest.mark.parametrize("world_size", [1, 3, 40])
 def test_evaluation_sees_every_sample_once_with_the_same_masks(source, world_size):
     count = len(source.lengths(0, 0))
     ranks = [list(evaluation_batches(source, 32, rank, world_size)) for rank in range(world_size)]
@@ -269,12 +256,12 @@ def test_evaluation_sees_every_sample_once_with_the_same_masks(source, world_siz
 
 
 def test_a_store_of_another_vocabulary_is_refused(store):
-    other = vocabulary_from_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    other = vocabulary_from_tokens(SPECIAL_TOKENS)
     with pytest.raises(InputError, match="another vocabulary"):
-        TextSource(store, other, MaskingConfig(64, 0.1, 0.15, 10)).lengths(0, 0)
+        TextSource(store, other, MASKING).lengths(0, 0)
 
 
-@pytest.mark.parametrize("max_seq_length", [5, 37, 512])
+@pytest.mark.parametrize("max_seq_length", [5, 512])
 def test_extreme_lengths(store, vocab, max_seq_length):
     source = TextSource(store, vocab, MaskingConfig(max_seq_length, 0.1, 0.15, 80))
     batches = make(source, batch_size=2048, use_avg_len=True, num_buckets=10)
@@ -285,10 +272,8 @@ def test_extreme_lengths(store, vocab, max_seq_length):
 
 def padding_share(store, length, batch_size, use_avg_len, num_buckets):
     source = TextSource(store, store.vocabulary, MaskingConfig(length, 0.1, 0.15, 20))
-    batches = PretrainingBatches(
-        source, BatchingConfig(batch_size, use_avg_len, num_buckets), 0, Share.of(0, 1)
-    )
-    taken = take(Stream(batches), batches.blocks_in_epoch(0))
+    batches = make(source, 0, 1, batch_size, use_avg_len, num_buckets)
+    taken = take(batches, batches.blocks_in_epoch(0))
     rows, padded = batches.order(0).shapes()
     positions = sum(batch.input_ids.size for batch in taken)
     assert positions == (rows * padded).sum()
@@ -298,9 +283,8 @@ def padding_share(store, length, batch_size, use_avg_len, num_buckets):
 @pytest.fixture(scope="module")
 def whole_corpus(embedded, vocab, tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("whole") / "store")
-    build_store(
-        sorted(glob.glob(str(embedded / "corpus" / "train-*.txt"))), TokenizerSettings(vocab), directory
-    )
+    texts = sorted(glob.glob(str(embedded / "corpus" / "train-*.txt")))
+    build_store(texts, TokenizerSettings(vocab), directory)
     return TokenStore.open(directory)
 
 
@@ -322,8 +306,7 @@ def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded
     def stores(tokenizer, words):
         """The stores that epochs 0, 1 and 10 leave in the cache."""
         cache = tmp_path / words.kind
-        masking = MaskingConfig(64, 0.1, 0.15, 10)
-        config = DataConfig(cache_dir=str(cache), tokenizer=tokenizer, masking=masking)
+        config = DataConfig(cache_dir=str(cache), tokenizer=tokenizer, masking=MASKING)
         opened = open_data(DataFiles(TEXT, (text,)), config, words, len(words), 1, SILENT)
         assert opened.tokens.num_documents > 5
         assert all(len(opened.source.lengths(0, epoch)) > 20 for epoch in (0, 1, 10))
@@ -341,6 +324,5 @@ def test_a_dummy_batch_is_full_and_valid():
     assert batch.valid_lengths.tolist() == [32] * 4 and batch.masked_weights.sum() == 20
     assert (np.diff(batch.masked_positions, axis=1) > 0).all() and batch.masked_positions.max() < 32
     assert batch.input_ids.max() < 100
-    expected = ["int32", "int32", "int32", "int32", "int32", "float32", "int32"]
-    assert [array.dtype.name for array in batch] == expected
+    assert [array.dtype.name for array in batch] == [*["int32"] * 5, "float32", "int32"]
     assert dummy_batch(1, 8, 20, 100, np.random.default_rng(0)).masked_weights.sum() == 8

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +15,7 @@ from data.store.cache import describe_sources
 from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.token_stores import build_store, stored_documents, stores_in
-from tests.processes import start_command
+from tests.processes import start_command, until
 
 
 @pytest.fixture
@@ -48,23 +48,19 @@ def test_the_cache_is_found_again_by_content_and_not_by_name(text, vocab, settin
     assert len(stores_in(cache)) == 4
 
 
-@pytest.mark.parametrize(
-    "name", ["ids-00000.bin", "sentences-00000.bin", "documents-00000.bin", "manifest.json"]
-)
+@pytest.mark.parametrize("name", ["ids-00000.bin", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "empty"])
 def test_damage_is_named_and_the_cache_rebuilds(text, settings, tmp_path, name, damage):
     cache = str(tmp_path / "cache")
     intact = stored_documents(cached_store([text], settings, cache))
     (key,) = stores_in(cache)
     directory = os.path.join(cache, key)
-    path = os.path.join(directory, name)
-    with open(path, "rb") as handle:
-        content = bytearray(handle.read())
+    path = Path(directory, name)
+    content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    os.unlink(path)
+    path.unlink()
     if damage != "remove":
-        with open(path, "wb") as handle:
-            handle.write({"flip": content, "cut": content[:-9], "empty": b""}[damage])
+        path.write_bytes({"flip": content, "cut": content[:-9], "empty": b""}[damage])
     with pytest.raises(InputError, match="token store|damaged") as caught:
         TokenStore.open(directory)
     assert directory in str(caught.value) and "\n" not in str(caught.value)
@@ -91,20 +87,17 @@ def test_a_check_is_not_repeated_while_the_files_are_the_same(text, settings, tm
 
 
 RANK = """
-import sys, json
+import sys
+from base.progress import Silent
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.store.tokens import cached_store
 from data.tokenizing.vocab import load_vocab
 
-class Notes:
+class Notes(Silent):
     def begin(self, what, total): print(what)
-    def update(self, done, counts): pass
-    def note(self, line): print(line)
-    def end(self): pass
 
-path, vocab, cache, workers = sys.argv[1:]
-store = cached_store([path], TokenizerSettings(load_vocab(vocab)), cache, int(workers), progress=Notes())
-print(store.num_tokens)
+path, vocab, cache = sys.argv[1:]
+print(cached_store([path], TokenizerSettings(load_vocab(vocab)), cache, progress=Notes()).num_tokens)
 """
 
 
@@ -113,10 +106,9 @@ def test_ranks_that_come_at_once_share_one_build(embedded, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((embedded / "corpus" / "train-1.txt").read_text("utf-8") * 8, encoding="utf-8")
     cache = tmp_path / "cache"
-    words = [sys.executable, "-c", RANK, str(text), str(embedded / "vocab.txt"), str(cache), "1"]
+    words = [sys.executable, "-c", RANK, str(text), str(embedded / "vocab.txt"), str(cache)]
     with start_command(words) as first:
-        while not list(cache.glob("*.partial/unfinished/*.tmp-*")) and first.poll() is None:
-            time.sleep(0.01)
+        until(lambda: list(cache.glob("*.partial/unfinished/*.tmp-*")), first)
         with start_command(words) as second, start_command(words) as third:
             first.signal(9)
             first.wait()

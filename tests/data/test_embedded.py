@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from base.errors import InputError
+from data.corpus_files import finished
 from data.embedded import build, main, prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
-from tests.processes import LIMIT
+from tests.processes import run_command
 
 PROSE = """Return the answer, e.g. a number. It may be negative! A sentence with a \0 in it is none of prose.
 
@@ -71,50 +70,47 @@ def test_the_vocabulary_is_whole_and_without_unknown_english(embedded, vocab, st
 
 def test_another_process_builds_the_same_bytes(embedded, tmp_path):
     """Hash tables are seeded for each process; nothing may depend on their order."""
-    root = os.path.join(os.path.dirname(__file__), "..", "..")
     command = [sys.executable, "-m", "data.embedded", "--output", str(tmp_path), "--vocab_size", "2000"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT, check=True)
-    assert "unigram entropy" in done.stdout
+    assert "unigram entropy" in run_command(command).check().stdout
     for name in ("vocab.txt", "corpus/train-3.txt", "corpus/eval.txt", "corpus.json"):
         assert (tmp_path / name).read_bytes() == (embedded / name).read_bytes(), name
 
 
 def test_building_again_does_nothing_until_something_is_missing(tmp_path, library):
+    """And tests and broken sources are left out."""
+
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
     build(str(tmp_path), 300, library)
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert not any("ylophone" in path.read_text("utf-8") for path in tmp_path.glob("corpus/*"))
+    before = stamps()
     build(str(tmp_path), 300, library)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == stamps
+    assert stamps() == before
+    report = build(str(tmp_path), 310, library)
+    assert len(load_vocab(str(tmp_path / "vocab.txt"))) == report["vocab_size"] == 310
+    assert finished(str(tmp_path), report["settings"]) == report
     (tmp_path / "vocab.txt").unlink()
-    build(str(tmp_path), 300, library)
-    assert len(load_vocab(str(tmp_path / "vocab.txt"))) == 300
-    assert build(str(tmp_path), 310, library)["vocab_size"] == 310
+    assert finished(str(tmp_path), report["settings"]) is None
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def library(tmp_path_factory):
     """A small standard library: enough words, a test directory, a broken file and no help pages."""
     root = tmp_path_factory.mktemp("library")
     text = "the quick brown fox jumps over lazy dogs while many good people watch it from their houses"
     words = text.split(" ")
     for module in range(40):
-        sentences = [
-            " ".join(
-                words[(line * 7 + place * (module + 1)) % len(words)] for place in range(12)
-            ).capitalize()
-            + f" number {chr(97 + module % 26)}{chr(97 + line % 26)}{chr(97 + line // 26)}."
-            for line in range(180)
-        ]
-        (root / f"module{module}.py").write_text('"""' + "\n".join(sentences) + '"""\n', encoding="utf-8")
+        sentences = ""
+        for line in range(180):
+            number = "".join(chr(97 + each) for each in (module % 26, line % 26, line // 26))
+            chosen = (words[(line * 7 + place * (module + 1)) % len(words)] for place in range(12))
+            sentences += f"{' '.join(chosen).capitalize()} number {number}.\n"
+        (root / f"module{module}.py").write_text(f'"""{sentences}"""\n', encoding="utf-8")
     (root / "broken.py").write_text("def (:\n", encoding="utf-8")
     (root / "test").mkdir()
     (root / "test" / "test_x.py").write_text('"""Xylophone xylophone xylophone."""\n', encoding="utf-8")
     return str(root)
-
-
-def test_tests_and_broken_sources_are_left_out(tmp_path, library):
-    build(str(tmp_path), 300, library)
-    text = "".join((tmp_path / "corpus" / f"train-{index}.txt").read_text("utf-8") for index in range(8))
-    assert "ylophone" not in text
 
 
 def test_too_little_text_says_what_to_install(tmp_path):

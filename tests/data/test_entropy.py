@@ -13,16 +13,14 @@ from base.errors import InputError
 from data.store.entropy import entropy, loss_without_context, token_counts
 from data.store.tokens import cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.vocab import vocabulary_from_tokens
-
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 
 
 @pytest.fixture
 def store(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("One two.\nThree!\n\nFour five six.\nSeven.\n", encoding="utf-8")
-    vocab = vocabulary_from_tokens([*SPECIAL, "."])
+    vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "."])
     return cached_store([str(text)], TokenizerSettings(vocab), str(tmp_path))
 
 

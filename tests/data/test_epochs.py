@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_small_results_are_kept_for_many_epochs_but_not_without_end():
 
 
 def test_threads_that_want_the_same_wait_for_the_one_that_makes_it():
-    made, results = [], []
+    made = []
 
     def make(epoch):
         made.append(epoch)
@@ -59,12 +60,9 @@ def test_threads_that_want_the_same_wait_for_the_one_that_makes_it():
         return object()
 
     cache = EpochCache(make, lambda result: 1)
-    threads = [threading.Thread(target=lambda: results.append(cache.get(5))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-    assert made == [5] and len(results) == 8 and len(set(map(id, results))) == 1
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(cache.get, [5] * 8))
+    assert made == [5] and len(set(map(id, results))) == 1
 
 
 def test_other_results_can_be_had_while_one_is_prepared():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -23,9 +22,8 @@ from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.formats.samples import arrays, joined, ragged
 from tests.data.instance_files import FILE_FORMATS, content, files_of, save
 from tests.data.token_stores import build_store
-from tests.processes import until
+from tests.processes import run_command, start_command, until
 
-ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
 MASKS = CopiesConfig(MaskingConfig(48, max_predictions_per_seq=8), dupe_factor=3, seed=21)
 
 
@@ -50,15 +48,16 @@ def data_files(directory):
     return [os.path.join(str(directory), name) for name in names]
 
 
-def wanted(text_store, masks=MASKS):
-    """TextSource's own batches of all copies, instance by instance in the order of the export."""
-    source = masks.source([TokenStore.open(text_store)])
+def wanted(*stores):
+    """TextSource's own batches of all copies, copy by copy: of the first store, of the second, of the first
+    again."""
+    sources = [MASKS.source([TokenStore.open(store)]) for store in stores]
     copies = []
-    for epoch in range(masks.dupe_factor):
-        count = len(source.lengths(masks.seed, epoch))
-        copies.append(source.collate(masks.seed, epoch, np.arange(count), masks.masking.max_seq_length))
-    whole = [np.concatenate(columns) for columns in zip(*copies)]
-    return whole
+    for epoch in range(3):
+        source = sources[epoch % len(sources)]
+        count = len(source.lengths(MASKS.seed, epoch))
+        copies.append(source.collate(MASKS.seed, epoch, np.arange(count), 48))
+    return [np.concatenate(columns) for columns in zip(*copies)]
 
 
 def sorted_rows(columns):
@@ -67,11 +66,11 @@ def sorted_rows(columns):
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exported, tmp_path, vocab, kind):
+def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exported, vocab, kind):
     """In the same order in all formats."""
     expected = wanted(text_store)
-    paths = data_files(exported / kind)
-    store = cached_instances(paths, len(vocab), str(tmp_path))
+    paths, cache = data_files(exported / kind), str(exported / "cache")
+    store = cached_instances(paths, len(vocab), cache)
     source = InstanceSource(store, vocab.pad_id)
     count = len(source.lengths(0, 0))
     assert count == len(expected[0]) > 300 and len(paths) == -(-count // 100)
@@ -79,7 +78,7 @@ def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exp
     assert found.masked_ids.shape == expected[4].shape and found.masked_weights.dtype == np.float32
     assert sorted_rows(found) == sorted_rows(expected)
 
-    first = cached_instances(data_files(exported / "npz"), len(vocab), str(tmp_path))
+    first = cached_instances(data_files(exported / "npz"), len(vocab), cache)
     assert (first.ids == store.ids).all() and (first.token_ends == store.token_ends).all()
     assert (first.positions == store.positions).all() and (first.weights == store.weights).all()
     assert store.width == 48 and store.prediction_width == 8
@@ -121,15 +120,11 @@ def permuted_by_content(rows, shuffled):
     return np.array([number_of[row.tobytes()] for row in shuffled.astype(np.int32)])
 
 
-def test_the_seed_decides_on_masks_and_order(text_store, exported, tmp_path):
+def test_another_seed_gives_other_files(text_store, exported, tmp_path):
     files = FileConfig("npz", instances_per_file=100)
-    export(text_rows([text_store], MASKS), str(tmp_path / "same"), files)
-    assert content(tmp_path / "same") == content(exported / "npz")
-    other = replace(MASKS, seed=22)
-    export(text_rows([text_store], other), str(tmp_path / "other"), files)
-    assert (
-        content(tmp_path / "other")["pretrain-00000.npz"] != content(exported / "npz")["pretrain-00000.npz"]
-    )
+    export(text_rows([text_store], replace(MASKS, seed=22)), str(tmp_path / "out"), files)
+    one, other = (content(each)["pretrain-00000.npz"] for each in (tmp_path / "out", exported / "npz"))
+    assert one != other
 
 
 def test_a_store_for_each_copy(text_store, embedded, vocab, tmp_path):
@@ -139,12 +134,7 @@ def test_a_store_for_each_copy(text_store, embedded, vocab, tmp_path):
     export(text_rows([text_store, second], MASKS), str(tmp_path / "out"), FileConfig("npz"))
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
         found = file["input_ids"]
-    expected = []
-    for epoch, store in enumerate([text_store, second, text_store]):
-        source = MASKS.source([TokenStore.open(store)])
-        count = len(source.lengths(MASKS.seed, epoch))
-        expected.append(source.collate(MASKS.seed, epoch, np.arange(count), 48).input_ids)
-    assert sorted_rows([found.astype(np.int32)]) == sorted_rows([np.concatenate(expected)])
+    assert sorted_rows([found.astype(np.int32)]) == sorted_rows([wanted(text_store, second)[0]])
 
 
 def test_the_files_are_the_same_for_any_number_of_workers(text_store, exported, tmp_path):
@@ -164,9 +154,7 @@ def test_conversion_through_all_formats_and_back_changes_nothing(tmp_path):
     directories = []
     for number, (kind, gzip) in enumerate(chain):
         output = str(tmp_path / f"{number}-{kind}")
-        result = export(
-            Rows(instance_store_plan(paths, 30000)), output, FileConfig(kind, gzip, 50), num_workers=1
-        )
+        result = export(Rows(instance_store_plan(paths, 30000)), output, FileConfig(kind, gzip, 50))
         assert result["counts"]["instances"] == 125 and result["counts"]["skipped"] == 0
         directories.append(output)
         paths = data_files(output)
@@ -193,12 +181,11 @@ def test_what_a_format_cannot_hold_is_said(tmp_path):
     rows = ragged(9)
     rows[4]["masked_lm_weights"] = [0.5] * len(rows[4]["masked_lm_ids"])
     save(str(tmp_path / "a"), rows, "tfrecord")
+    plan = instance_store_plan([str(tmp_path / "a")], 30000)
     with pytest.raises(InputError, match="weight"):
-        export(
-            Rows(instance_store_plan([str(tmp_path / "a")], 30000)), str(tmp_path / "out"), FileConfig("hdf5")
-        )
+        export(Rows(plan), str(tmp_path / "out"), FileConfig("hdf5"))
     assert os.listdir(tmp_path) == ["a"]
-    export(Rows(instance_store_plan([str(tmp_path / "a")], 30000)), str(tmp_path / "out"), FileConfig("npz"))
+    export(Rows(plan), str(tmp_path / "out"), FileConfig("npz"))
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
         assert (file["masked_lm_weights"] == arrays(rows).masked_lm_weights).all()
 
@@ -223,7 +210,6 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
         (FileConfig("npz", instances_per_file=0), MASKS, "--instances_per_file 0"),
         (FileConfig("ofrecord", gzip=True), MASKS, "--gzip: OneFlow"),
         (FileConfig("npz"), CopiesConfig(dupe_factor=0), "--dupe_factor 0"),
-        (FileConfig("npz"), CopiesConfig(MaskingConfig(max_seq_length=4)), "--max_seq_length 4"),
         (FileConfig("npz"), CopiesConfig(MaskingConfig(masked_lm_prob=0)), "--masked_lm_prob 0"),
     ],
 )
@@ -234,13 +220,13 @@ def test_bad_options_are_named_and_nothing_is_written(text_store, tmp_path, file
 
 
 def test_what_is_there_is_kept(text_store, tmp_path):
-    output = str(tmp_path / "out")
-    result = export(text_rows([text_store], MASKS), output, FileConfig("npz"))
-    before = {name: os.stat(os.path.join(output, name)).st_mtime_ns for name in os.listdir(output)}
-    assert export(text_rows([text_store], MASKS), output, FileConfig("npz")) == result
+    rows, output = text_rows([text_store], MASKS), str(tmp_path / "out")
+    result = export(rows, output, FileConfig("npz"))
+    before = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(output)}
+    assert export(rows, output, FileConfig("npz")) == result
     with pytest.raises(InputError, match="is there already.*another name"):
-        export(text_rows([text_store], MASKS), output, FileConfig("hdf5"))
-    assert before == {name: os.stat(os.path.join(output, name)).st_mtime_ns for name in os.listdir(output)}
+        export(rows, output, FileConfig("hdf5"))
+    assert before == {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(output)}
 
 
 CHILD = """
@@ -248,57 +234,49 @@ import sys
 from data.export import CopiesConfig, FileConfig, export, text_rows
 from data.options import MaskingConfig
 masks = CopiesConfig(MaskingConfig(48, max_predictions_per_seq=8), dupe_factor=3, seed=21)
-export(text_rows([sys.argv[1]], masks), sys.argv[2], FileConfig("hdf5", instances_per_file=10), num_workers=2)
+export(text_rows([sys.argv[1]], masks), sys.argv[2], FileConfig("hdf5", instances_per_file=20), num_workers=2)
 """
 
 
 def test_an_export_killed_at_any_moment_goes_on_and_keeps_finished_files(text_store, tmp_path):
-    files = FileConfig("hdf5", instances_per_file=10)
+    files = FileConfig("hdf5", instances_per_file=20)
     export(text_rows([text_store], MASKS), str(tmp_path / "whole"), files)
     output = str(tmp_path / "out")
     command = [sys.executable, "-c", CHILD, text_store, output]
 
     def written():
-        partial = f"{output}.partial"
-        return [
-            each for each in (os.listdir(partial) if os.path.isdir(partial) else []) if each[-5:] == ".hdf5"
-        ]
+        return [path.name for path in tmp_path.glob("out.partial/*.hdf5")]
 
     kept = {}
     for moment in (1, 8, 20):
-        with subprocess.Popen(command, cwd=ROOT) as child:
-            until(lambda m=moment, c=child: len(written()) >= m or c.poll() is not None, pause=0.001)
-            child.send_signal(signal.SIGKILL)
-        assert child.returncode == -signal.SIGKILL, "it was over before it could be killed"
+        with start_command(command) as run:
+            until(lambda m=moment: len(written()) >= m, run, pause=0.001)
+            run.signal(signal.SIGKILL)
+            assert run.wait().returncode == -signal.SIGKILL, "it was over before it could be killed"
         names = written()
         assert len(names) >= moment and not os.path.exists(output)
         inodes = {name: os.stat(f"{output}.partial/{name}").st_ino for name in names}
         assert kept.items() <= inodes.items()
         kept = inodes
-    subprocess.run(command, cwd=ROOT, check=True)
+    run_command(command).check()
     assert kept.items() <= {name: os.stat(f"{output}/{name}").st_ino for name in os.listdir(output)}.items()
     assert content(output) == content(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["out", "whole"]
 
 
-def limit_file_size(number):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (number, resource.RLIM_INFINITY))
-
-
-@pytest.mark.parametrize("limit", [10_000, 200_000])
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(text_store, exported, tmp_path, limit):
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(text_store, tmp_path):
     """A limit on the size of a file fails like a full disk: first in the store, then in a file."""
-    files = FileConfig("tfrecord", instances_per_file=1000)
-    output = str(tmp_path / "out")
+    files, output = FileConfig("tfrecord", instances_per_file=1000), str(tmp_path / "out")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit_file_size(limit)
-    try:
-        with pytest.raises(InputError, match="free some space and give the same command again") as caught:
-            export(text_rows([text_store], MASKS), output, files)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "\n" not in str(caught.value) and not os.path.exists(output)
-    assert os.path.exists(f"{output}.partial/unfinished/instances") == (limit == 200_000)
-    export(text_rows([text_store], MASKS), output, files)
-    export(text_rows([text_store], MASKS), str(tmp_path / "whole"), files)
+    for limit, said in ((10_000, r"instances\.partial: .* MB free"), (200_000, r"out\.partial: ")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            with pytest.raises(InputError, match=f"{said}.*free some space and give the same com") as caught:
+                export(text_rows([text_store], MASKS), output, files)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert "\n" not in str(caught.value) and not os.path.exists(output)
+        assert os.path.exists(f"{output}.partial/unfinished/instances") == (limit == 200_000)
+    for directory in (output, str(tmp_path / "whole")):
+        export(text_rows([text_store], MASKS), directory, files)
     assert content(output) == content(tmp_path / "whole")

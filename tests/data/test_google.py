@@ -10,7 +10,7 @@ import pytest
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
-from tests.data.chance import UNLIKELY, chi_square_p, permutation_p
+from tests.data.chance import permutation_p
 
 EPOCHS = 10
 
@@ -24,7 +24,7 @@ def as_documents(store, vocab):
     return [sentences[first:last] for first, last in zip(store.documents, store.documents[1:])]
 
 
-@pytest.fixture(scope="module", params=[(64, 0.1, False), (128, 0.5, False), (128, 0.1, True)], ids=str)
+@pytest.fixture(scope="module", params=[(64, 0.5, False), (128, 0.1, True)], ids=str)
 def both(request, store, vocab):
     """Several epochs of each, as rows of numbers: one row an instance."""
     length, short, whole_words = request.param
@@ -89,21 +89,13 @@ def test_distributions_are_the_same(both, column, name):
 
 def test_rates_of_masks_and_of_random_next_sentences_are_the_same(both):
     ours, theirs = (np.concatenate(side) for side in both)
-    for column, of in (
-        (3, 0),
-        (4, 3),
-        (5, 3),
-    ):  # predictions of tokens, [MASK] and kept tokens of predictions
+    for column, of in ((3, 0), (4, 3), (5, 3)):  # predictions of tokens, [MASK] and kept of predictions
         one, other = ours[:, column].sum() / ours[:, of].sum(), theirs[:, column].sum() / theirs[:, of].sum()
         assert abs(one - other) < 0.012, (column, one, other)
     # By epochs, since one long document with a short target has many single sentences, whose next is random.
     shares = [np.array([epoch[:, 2].mean() for epoch in side]) for side in both]
     error = np.sqrt(sum(share.var(ddof=1) for share in shares) / EPOCHS)
     assert abs(shares[0].mean() - shares[1].mean()) < 4.5 * error
-    masked, kept, predictions = ours[:, 4].sum(), ours[:, 5].sum(), ours[:, 3].sum()
-    size = 2000  # of the vocabulary: random tokens are now and then [MASK] or the original
-    shares = [0.8 + 0.1 / size, 0.1 + 0.1 / size, 0.1 * (size - 2) / size]
-    assert chi_square_p([masked, kept, predictions - masked - kept], shares) > UNLIKELY
 
 
 def test_gluonnlps_tokenizer_gives_the_documents_of_the_store(embedded, store, vocab):

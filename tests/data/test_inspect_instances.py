@@ -7,14 +7,13 @@ import re
 import pytest
 
 from data.inspection.decoding import KEPT, MASKED, REPLACED, Style, Token, Words, columns, fate, printable
-from data.tokenizing.vocab import vocabulary_from_pieces, vocabulary_from_tokens
+from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_pieces, vocabulary_from_tokens
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PLAIN = Style()
 
 
 def wordpiece(*tokens):
-    return vocabulary_from_tokens([*SPECIAL, *tokens])
+    return vocabulary_from_tokens([*SPECIAL_TOKENS, *tokens])
 
 
 def kept(vocab, *names):
@@ -61,15 +60,12 @@ def test_sentencepiece():
     pieces = ["<unk>", "[CLS]", "[SEP]", "[MASK]", "[PAD]", "\u2581un", "able", "\u2581news", "\u2581"]
     vocab = vocabulary_from_pieces(pieces, 0, 4, "test")
     words = Words(vocab, PLAIN)
-    assert (
-        words.text(kept(vocab, "[CLS]", "\u2581un", "able", "\u2581news", "[SEP]"))
-        == "[CLS] unable news [SEP]"
-    )
+    text = words.text(kept(vocab, "[CLS]", "\u2581un", "able", "\u2581news", "[SEP]"))
+    assert text == "[CLS] unable news [SEP]"
     assert words.text([*kept(vocab, "\u2581un"), hidden(vocab, "able")]) == "un[MASK\u2192able]"
     # A space on its own begins the next word; where none follows it is shown.
-    assert (
-        words.text(kept(vocab, "\u2581", "able", "\u2581news", "\u2581", "\u2581un")) == "able news \u2581 un"
-    )
+    text = words.text(kept(vocab, "\u2581", "able", "\u2581news", "\u2581", "\u2581un"))
+    assert text == "able news \u2581 un"
     assert words.text([hidden(vocab, "\u2581"), *kept(vocab, "able")]) == "[MASK\u2192\u2581]able"
 
 
@@ -86,9 +82,8 @@ def test_lines_are_no_wider_than_asked(colour):
     lines = Words(vocab, Style(width=60, colour=colour)).lines(tokens, "  A ")
     plain = [re.sub("\033\\[[0-9;]*m", "", line) for line in lines]
     assert len(lines) > 10 and max(map(columns, plain)) <= 60
-    assert (
-        min(map(columns, plain[:-1])) > 60 - columns("unbelievable") - 1
-    )  # and no shorter than they must be
+    # And no shorter than they must be.
+    assert min(map(columns, plain[:-1])) > 60 - columns("unbelievable") - 1
     assert plain[0].startswith("  A un") and all(line.startswith("    ") for line in plain[1:])
     assert " ".join(" ".join(plain).split()) == "A " + Words(vocab, PLAIN).text(tokens)
     assert any("\033[" in line for line in lines) is colour

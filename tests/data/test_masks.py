@@ -10,11 +10,11 @@ import pytest
 from data.options import MaskingConfig
 from data.pretraining.masks import mask
 from data.pretraining.randomness import draw, sample_keys
-from data.tokenizing.vocab import vocabulary_from_tokens
+from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.chance import UNLIKELY, chi_square_p
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-VOCAB = vocabulary_from_tokens([*SPECIAL, *(f"w{i}" for i in range(60)), *(f"##c{i}" for i in range(35))])
+TOKENS = [*(f"w{i}" for i in range(60)), *(f"##c{i}" for i in range(35))]
+VOCAB = vocabulary_from_tokens([*SPECIAL_TOKENS, *TOKENS])
 WORDS = range(5, 65)
 CONTINUATIONS = range(65, 100)
 
@@ -35,25 +35,20 @@ def make_rows(lengths, width, generator, continuing=0.4):
     return rows
 
 
-@pytest.fixture(params=[False, True], ids=["tokens", "words"])
+@pytest.fixture(scope="module", params=[False, True], ids=["tokens", "words"])
 def masked(request):
     generator = np.random.default_rng(0)
     lengths = generator.integers(6, 129, 3000).astype(np.int32)
     ids = make_rows(lengths, 128, generator)
     keys = sample_keys(11, 0, np.arange(3000))
-    return (
-        ids,
-        lengths,
-        request.param,
-        mask(ids, lengths, keys, VOCAB, masking(0.15, request.param), 20),
-    )
+    return ids, lengths, request.param, mask(ids, lengths, keys, VOCAB, masking(0.15, request.param), 20)
 
 
 def test_positions_labels_and_weights_fit_together(masked):
     ids, lengths, whole_words, (corrupted, positions, labels, weights) = masked
     assert positions.shape == labels.shape == weights.shape == (3000, 20)
     assert (corrupted.dtype, positions.dtype, labels.dtype, weights.dtype) == (np.int32,) * 3 + (np.float32,)
-    for row in range(len(ids)):
+    for row in range(1000):
         count = int(weights[row].sum())
         expected = min(20, max(1, int(round(int(lengths[row]) * 0.15))))
         assert count == expected if not whole_words else count <= expected
@@ -94,18 +89,16 @@ def test_random_tokens_are_uniform_over_the_whole_vocabulary():
     table = np.array([(corrupted[:, place] == VOCAB.mask_id) for place in (1, 3)])
     both = np.bincount(2 * table[0] + table[1], minlength=4)
     share = 0.8 + 0.1 / 100
-    assert (
-        chi_square_p(both, [(1 - share) ** 2, share * (1 - share), share * (1 - share), share**2]) > UNLIKELY
-    )
+    shares = [(1 - share) ** 2, share * (1 - share), share * (1 - share), share**2]
+    assert chi_square_p(both, shares) > UNLIKELY
 
 
 def test_every_candidate_and_every_set_of_candidates_is_equally_likely():
     ids = make_rows([20], 24, np.random.default_rng(1))
     count = 40_000
     keys = sample_keys(5, 0, np.arange(count))
-    _, positions, _, weights = mask(
-        np.repeat(ids, count, 0), np.full(count, 20), keys, VOCAB, masking(0.15), 20
-    )
+    rows = np.repeat(ids, count, 0)
+    _, positions, _, weights = mask(rows, np.full(count, 20), keys, VOCAB, masking(0.15), 20)
     assert weights.sum() == 3 * count
     chosen = np.bincount(positions[weights > 0], minlength=24)
     candidates = np.flatnonzero(~np.isin(ids[0], (VOCAB.cls_id, VOCAB.sep_id, VOCAB.pad_id)))
@@ -171,18 +164,13 @@ def test_a_word_that_fits_is_found_behind_many_that_do_not():
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_more_predictions_than_candidates_mask_all_of_them(whole_words):
-    ids = np.array([[2, 7, 8, 3, 9, 3, 0, 0]], dtype=np.int32)
-    key = np.array([1], dtype=np.uint64)
+    ids, key = np.array([[2, 7, 8, 3, 9, 3, 0, 0]], dtype=np.int32), np.array([1], dtype=np.uint64)
     _, positions, labels, weights = mask(ids, np.array([6]), key, VOCAB, masking(1.0, whole_words), 8)
     assert positions[0].tolist() == [1, 2, 4, 0, 0, 0, 0, 0] and weights[0].sum() == 3
     assert labels[0].tolist() == [7, 8, 9, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_a_sequence_of_special_tokens_only_has_no_predictions(whole_words):
-    ids, key = np.array([[2, 3, 3, 0]], dtype=np.int32), np.array([1], dtype=np.uint64)
-    corrupted, _, _, weights = mask(ids, np.array([3]), key, VOCAB, masking(0.15, whole_words), 2)
-    assert weights.sum() == 0 and (corrupted == ids).all()
+    only_special = np.array([[2, 3, 3, 0]], dtype=np.int32)
+    corrupted, _, _, weights = mask(only_special, np.array([3]), key, VOCAB, masking(0.15, whole_words), 2)
+    assert weights.sum() == 0 and (corrupted == only_special).all()
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -190,9 +178,9 @@ def test_a_row_does_not_depend_on_its_batch(whole_words):
     generator = np.random.default_rng(4)
     lengths = generator.integers(6, 60, 50)
     ids, keys = make_rows(lengths, 64, generator), sample_keys(1, 2, np.arange(50))
-    whole = mask(ids, lengths, keys, VOCAB, masking(0.15, whole_words), 10)
+    rules = masking(0.15, whole_words)
+    whole = mask(ids, lengths, keys, VOCAB, rules, 10)
     for row in range(50):
-        rules = masking(0.15, whole_words)
         alone = mask(ids[[row], :60], lengths[[row]], keys[[row]], VOCAB, rules, 10)
         assert (alone[0][0] == whole[0][row, :60]).all()
         assert all((one[0] == all_rows[row]).all() for one, all_rows in zip(alone[1:], whole[1:]))

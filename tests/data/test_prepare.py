@@ -9,11 +9,11 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from base.memory import peak_of
 from base.progress import Printed
 from data.formats.read import identify, peek, read_instances
 from data.prepare import main
@@ -21,6 +21,7 @@ from data.store.tokens import TokenStore
 from tests.processes import run_command, start_command
 
 PREPARE = [sys.executable, "-m", "data.prepare"]
+DONE = "*/store.partial/unfinished/*/result.json"  # of units
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,8 @@ def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, refere
     assert same_directories(output, reference)
     assert os.listdir(tmp_path) == ["store"]
     store = TokenStore.open(str(output))
-    assert (
-        f"{store.num_documents:,} documents, {store.num_sentences:,} sentences, {store.num_tokens:,} tokens"
-        in result.stdout
-    )
+    counts = f"{store.num_documents:,} documents, {store.num_sentences:,} sentences, {store.num_tokens:,} tok"
+    assert counts in result.stdout
     assert len(result.stdout.splitlines()) == 1 and "M tokens/s" in result.stdout and result.stderr == ""
     assert len(store.manifest["sources"]) == 8
 
@@ -78,16 +77,19 @@ def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, refere
 def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):
     for attempt in range(10):  # on a busy machine the command may have ended before the signal comes
         output = tmp_path / str(attempt) / "store"
-        output.parent.mkdir()
         command = [*PREPARE, *words, "--output", output, "--num_workers", "2"]
         with start_command(command) as run:
-            while run.poll() is None and not list(output.parent.glob("store.partial/unfinished/[0-9]*")):
+            while run.poll() is None and not list(tmp_path.glob(DONE)):
                 time.sleep(0.01)
-            run.signal(signal.SIGINT)
+            for pid in run.pids():  # as a terminal does: the whole foreground group; workers are not in it
+                with contextlib.suppress(ProcessLookupError):  # some live for a moment only
+                    if os.getpgid(pid) == os.getpgid(run.pid):
+                        os.kill(pid, signal.SIGINT)
             result = run.wait()
         if result.returncode != 0:
             break
     assert result.returncode == 130 and result.stdout == ""
+    assert list(tmp_path.glob(DONE)), "what was done is lost"
     assert result.stderr == "interrupted; give the same command again, and it goes on where it stopped\n"
     run_command(command).check()
     assert same_directories(output, reference)
@@ -103,18 +105,11 @@ def test_what_is_done_is_not_done_again_and_nothing_is_overwritten(words, refere
 
 
 def peak_megabytes(run):
-    """The most memory that the command's own process and that any of its workers had, looked at as they run.
-
-    (getrusage would count what a new process shares with this one before it becomes a program of its own.)
-    """
-    peaks = {True: 0.0, False: 0.0}
+    """The most memory that the command's own process, and that any of its workers, had while they ran."""
+    peaks = {True: 0, False: 0}
     while run.poll() is None:
         for pid in run.pids():
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-                found = re.search(r"VmHWM:\s+(\d+) kB", status)
-                if found and "python" in status.split("\n", 1)[0]:
-                    peaks[pid == run.pid] = max(peaks[pid == run.pid], int(found[1]) / 1024)
+            peaks[pid == run.pid] = max(peaks[pid == run.pid], peak_of(pid) >> 20)
         time.sleep(0.05)
     return peaks[True], peaks[False]
 
@@ -150,12 +145,9 @@ def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, c
     names = [name for name in sorted(os.listdir(tmp_path / "one")) if name != "manifest.json"]
     assert len(names) > 1
     for name in names:
-        path = str(tmp_path / "one" / name)
-        assert identify(path).format == "ofrecord" and peek(path).width == 64
-        one, two = (list(read_instances(str(tmp_path / which / name), 2000)) for which in ("one", "two"))
-        for first, second in zip(one, two):
-            assert all(np.array_equal(a, b) for a, b in zip(first, second))
-        assert len(one) == len(two) > 0
+        one, two = tmp_path / "one" / name, tmp_path / "two" / name
+        assert identify(str(one)).format == "ofrecord" and peek(str(one)).width == 64
+        assert filecmp.cmp(one, two, shallow=False), name
 
 
 def test_instances_are_converted_and_text_is_not_taken_for_them(embedded, tmp_path, capsys):
@@ -163,21 +155,16 @@ def test_instances_are_converted_and_text_is_not_taken_for_them(embedded, tmp_pa
     vocab = ["--vocab", str(embedded / "vocab.txt")]
     assert main(["--input", text, *vocab, "--format", "npz", "--output", str(tmp_path / "npz")]) == 0
     files = str(tmp_path / "npz" / "*.npz")
-    assert (
-        main(["--input", files, *vocab, "--format", "tfrecord", "--gzip", "--output", str(tmp_path / "t")])
-        == 0
-    )
-    read = [
-        list(read_instances(str(path), 2000))
-        for path in (tmp_path / "npz" / "pretrain-00000.npz", tmp_path / "t" / "pretrain-00000.tfrecord.gz")
-    ]
-    assert all(np.array_equal(a, b) for a, b in zip(read[0][0], read[1][0]))
+    packed = ["--format", "tfrecord", "--gzip", "--output", str(tmp_path / "t")]
+    assert main(["--input", files, *vocab, *packed]) == 0
+    paths = (tmp_path / "npz" / "pretrain-00000.npz", tmp_path / "t" / "pretrain-00000.tfrecord.gz")
+    one, two = (list(read_instances(str(path), 2000)) for path in paths)
+    assert all(np.array_equal(a, b) for a, b in zip(one[0], two[0]))
     capsys.readouterr()
     line = error_line(capsys, ["--input", files, *vocab, "--output", tmp_path / "store"])
     assert "masked instances" in line and "--format" in line
-    line = error_line(
-        capsys, ["--input", f"{files},{text}", *vocab, "--format", "npz", "--output", tmp_path / "x"]
-    )
+    both = ["--input", f"{files},{text}", *vocab, "--format", "npz", "--output", tmp_path / "x"]
+    line = error_line(capsys, both)
     assert "separately" in line and text in line
 
 
@@ -199,11 +186,7 @@ def test_skipped_records_are_counted_and_named(tmp_path, embedded, capsys):
         (["--num_workers", "0"], "argument --num_workers: '0' is not"),
         (["--sp_nbest", "5"], "--sp_nbest needs --sentencepiece"),
         (["--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
-        (["--masked_lm_prob", "0"], "argument --masked_lm_prob: '0' is not"),
         (["--short_seq_prob", "1.5"], "argument --short_seq_prob: '1.5' is not"),
-        (["--dupe_factor", "0"], "argument --dupe_factor: '0' is not"),
-        (["--seed", "-1"], "argument --seed: '-1' is not"),
-        (["--format", "npz", "--max_seq_length", "4"], "--max_seq_length 4"),
         (["--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
     ],
 )
@@ -222,16 +205,10 @@ def test_input_that_cannot_be_is_one_line(embedded, tmp_path, capsys):
     output = ["--output", tmp_path / "out"]
     for words, message in (
         (["--input", tmp_path / "none", *vocab, *output], "--input: no file matches"),
-        (["--input", "", *vocab, *output], "--input"),
         ([*folder, *output], "give --vocab"),
-        ([*folder, "--vocab", tmp_path / "none", *output], "none"),
         ([*folder, "--vocab", tmp_path / "file", *output], "file lacks [PAD]"),
-        ([*folder, "--sentencepiece", tmp_path / "file", *output], "--sentencepiece"),
         ([*folder, *vocab, "--output", tmp_path / "folder" / "out"], "keep them apart"),
-        (
-            ["--input", tmp_path / "folder" / "a.txt", *vocab, "--output", tmp_path / "folder"],
-            "keep them apart",
-        ),
+        (["--input", f"{tmp_path}/folder/a.txt", *vocab, "--output", folder[1]], "keep them apart"),
         ([*folder, *vocab, "--output", tmp_path / "file"], "file is a file"),
         ([*folder, *vocab, "--output", tmp_path / "file" / "out"], "file/out: File exists"),
         ([*folder, *vocab, "--output", "/proc/out"], "cannot build /proc/out"),
@@ -265,9 +242,8 @@ def test_progress_is_a_line_now_and_then(clock):
         progress.update(10_000_000 + 1_000_000 * (second + 1), {"tokens": 1_000_000 + 200_000 * (second + 1)})
     progress.end()
     lines = stream.getvalue().splitlines()
-    assert lines == [
-        f"tokenizing: {done} of 50 MB, 0.20 M tokens/s, 00:{50 - done:02} left" for done in (20, 30, 40, 50)
-    ]
+    said = "tokenizing: {} of 50 MB, 0.20 M tokens/s, 00:{:02} left"
+    assert lines == [said.format(done, 50 - done) for done in (20, 30, 40, 50)]
 
 
 @pytest.mark.parametrize(

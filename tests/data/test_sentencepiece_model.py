@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 
 import pytest
 
 from base.errors import InputError
 from data.tokenizing.sentencepiece_tokenizer import check_model, load_processor
-from tests.processes import LIMIT
+from tests.processes import run_command
 
 pytest.importorskip("sentencepiece")
 
@@ -77,26 +75,16 @@ def model(request, tmp_path_factory):
     return prefix + ".model"
 
 
-def test_intact_models_of_every_normalization_load(model):
-    assert load_processor(model).get_piece_size() == 120
-
-
 @pytest.mark.parametrize("model", ["nmt_nfkc"], indirect=True)
 def test_damaged_models_are_refused_and_never_end_the_process(model, tmp_path):
-    root = os.path.join(os.path.dirname(__file__), "..", "..")
-    result = subprocess.run(
-        [sys.executable, "-c", WORKER, model, str(tmp_path / "damaged.model"), "150"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert result.returncode == 0, (result.returncode, result.stdout[-200:], result.stderr[-2000:])
+    command = [sys.executable, "-c", WORKER, model, str(tmp_path / "damaged.model"), "150"]
+    result = run_command(command).check()
     refused, used = map(int, result.stdout.splitlines()[-1].split())
     assert refused > 60 and used > 5 and refused + used == 150
 
 
 def test_a_table_that_leads_outside_is_refused_before_sentencepiece_sees_it(model):
+    assert load_processor(model).get_piece_size() == 120, "the intact model"
     with open(model, "rb") as handle:
         content = handle.read()
     check_model(content, "good")
@@ -106,12 +94,8 @@ def test_a_table_that_leads_outside_is_refused_before_sentencepiece_sees_it(mode
             check_model(content + normalizer(1024, outside * 256, strings), "bad.model")
     inside = bytes(1024)
     check_model(content + normalizer(1024, inside, b"x\0"), "good")
-    for size, units, strings in (
-        (1024, inside, b"x"),
-        (1022, inside, b"\0"),
-        (9000, inside, b"\0"),
-        (0, b"", b"\0"),
-    ):
+    sizes = ((1024, inside, b"x"), (1022, inside, b"\0"), (9000, inside, b"\0"), (0, b"", b"\0"))
+    for size, units, strings in sizes:
         with pytest.raises(InputError, match="bad.model is not"):
             check_model(content + normalizer(size, units, strings), "bad.model")
 

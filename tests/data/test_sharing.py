@@ -52,18 +52,18 @@ def test_an_even_share_is_what_hparams_computes(begun, accumulate):
 class TestKills:
     """The attack of the reliability program's second figure."""
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", [0, 5])  # batches of tokens and of sequences
     def test_every_sample_comes_once_an_epoch(self, seed, tmp_path):
         outcome = change_feeds.pretraining(tmp_path, seed)
         assert outcome.errors == () and outcome.epochs >= 1 and outcome.repeated
         assert len(outcome.sizes) == 11
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", [0, 5])
     def test_every_example_comes_once_an_epoch(self, seed):
         outcome = change_feeds.finetuning(seed)
         assert outcome.errors == () and outcome.epochs >= 1
 
     def test_it_can_fail(self, tmp_path):
-        lost = change_feeds.pretraining(tmp_path, 0, damage=lambda position: position + 1)
+        lost = change_feeds.pretraining(tmp_path, 0, kills=2, damage=lambda position: position + 1)
         assert any("samples" in error for error in lost.errors)
-        assert change_feeds.finetuning(0, damage=lambda position: position + 1).errors
+        assert change_feeds.finetuning(0, kills=2, damage=lambda position: position + 1).errors

@@ -8,38 +8,26 @@ from data.store.instances import InstanceStore
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, build_instances, files_of, save
 
-FIELDS = (
-    "input_ids",
-    "segment_ids",
-    "input_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
-)
-
 
 def by_hand(instances, width, predictions, pad_id):
     """The batch of these instances (dicts of lists), one number after the other."""
-    out = Batch(
-        np.full((len(instances), width), pad_id, np.int32),
-        np.zeros((len(instances), width), np.int32),
-        np.zeros(len(instances), np.int32),
-        np.zeros((len(instances), predictions), np.int32),
-        np.zeros((len(instances), predictions), np.int32),
-        np.zeros((len(instances), predictions), np.float32),
-        np.zeros(len(instances), np.int32),
-    )
-    for row, instance in enumerate(instances):
-        for array, name in zip(out, FIELDS):
+
+    def rows(name, width, dtype=np.int32, fill=0):
+        out = np.full((len(instances), width), fill, dtype)
+        for row, instance in enumerate(instances):
             for place, number in enumerate(instance[name]):
-                if array is out.valid_lengths:
-                    array[row] += 1
-                elif array.ndim == 1:
-                    array[row] = number
-                else:
-                    array[row, place] = number
-    return out
+                out[row, place] = number
+        return out
+
+    return Batch(
+        rows("input_ids", width, fill=pad_id),
+        rows("segment_ids", width),
+        np.array([len(instance["input_ids"]) for instance in instances], np.int32),
+        rows("masked_lm_positions", predictions),
+        rows("masked_lm_ids", predictions),
+        rows("masked_lm_weights", predictions, np.float32),
+        rows("next_sentence_labels", 1)[:, 0],
+    )
 
 
 def assert_equal(found, expected):

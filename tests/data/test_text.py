@@ -42,8 +42,7 @@ def test_globs_expand_sorted_once_each_and_across_commas(tmp_path, monkeypatch):
     [
         ("", "no file given"),
         (" , ", "no file given"),
-        ("{}/z*", "no file matches .*z\\*"),
-        ("{0}/a.txt,{0}/missing.txt", "no file matches .*missing"),
+        ("{0}/a.txt,{0}/z*", "no file matches .*z\\*"),
         ("{}/*.txt", r"empty\.txt is empty"),
     ],
 )

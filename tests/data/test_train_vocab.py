@@ -12,13 +12,7 @@ from data.text.sentences import UNKNOWN
 from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from data.tokenizing.wordpiece import WordPieceTokenizer, lists_of
-from data.train_vocab import (
-    MODEL_TYPES,
-    TrainingText,
-    main,
-    train_sentencepiece,
-    train_wordpiece,
-)
+from data.train_vocab import MODEL_TYPES, TrainingText, main, train_sentencepiece, train_wordpiece
 
 SYLLABLES = ["ka", "lo", "mi", "ter", "son", "ra", "\u00e9l", "bu"]
 
@@ -44,14 +38,11 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_all_sentences_come_at_every_pass(corpus):
-    text = text_of(corpus)
-    first = list(text.passes("one"))
-    assert len(first) == text.sentences == text.drawn == 400 and list(text.passes("two")) == first
-
-
 def test_drawn_sentences_are_the_same_at_every_pass_and_in_order(corpus):
-    everything = list(text_of(corpus).passes("all"))
+    whole = text_of(corpus)
+    everything = list(whole.passes("one"))
+    assert len(everything) == whole.sentences == whole.drawn == 400
+    assert list(whole.passes("two")) == everything
     text = text_of(corpus, max_sentences=37, seed=1)
     drawn = list(text.passes("one"))
     assert len(drawn) == text.drawn == 37 and text.sentences == 400
@@ -126,19 +117,13 @@ def test_gluonnlp_takes_a_trained_model(corpus, tmp_path):
     assert (theirs.padding_token, theirs.unknown_token, theirs.mask_token) == ("[PAD]", "[UNK]", "[MASK]")
 
 
-@pytest.mark.parametrize(
-    "vocab_size, message",
-    [
-        (5000, r"--vocab_size 5000: too large .* at most \d+ pieces"),
-        (8, "--vocab_size 8: too small .* alone are"),
-    ],
-)
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_vocabulary_size_that_does_not_fit_the_text(corpus, tmp_path, vocab_size, message, model_type):
+def test_a_vocabulary_size_that_does_not_fit_the_text(corpus, tmp_path, model_type):
     pytest.importorskip("sentencepiece")
-    with pytest.raises(InputError, match=message) as caught:
-        train_sentencepiece(text_of(corpus), str(tmp_path / "m"), vocab_size, model_type=model_type)
-    assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
+    for vocab_size, message in ((5000, r"too large .* at most \d+ pieces"), (8, "too small .* alone are")):
+        with pytest.raises(InputError, match=f"--vocab_size {vocab_size}: {message}") as caught:
+            train_sentencepiece(text_of(corpus), str(tmp_path / "m"), vocab_size, model_type=model_type)
+        assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
 
 
 def test_bad_text_is_the_same_error_for_both_kinds(tmp_path):
@@ -180,9 +165,7 @@ def test_the_command_counts_bad_records_that_it_was_told_to_skip(tmp_path, capsy
     "change, message",
     [
         (["--vocab_size", "99"], "--vocab_size 99: must be at least 100"),
-        (["--max_sentences", "-1"], "--max_sentences: '-1' is not a"),
         (["--output", "no/such/v.txt"], "--output: no such directory"),
-        (["--input", "none*.txt"], "--input"),
     ],
 )
 def test_bad_options_are_one_line(corpus, tmp_path, capsys, monkeypatch, change, message):

@@ -54,9 +54,3 @@ def test_long_words_are_not_kept():
     long = "x" * (MAX_KEPT_CHARS + 1)
     assert lists_of(*table.encode([f"a {long} a", long])) == [[97, *[120] * 65, 97], [120] * 65]
     assert len(table) == 1
-
-
-def test_lines_without_words_have_no_ids():
-    ids, ends = WordTable(Spelling()).encode(["", "a", " \t", "\x0b", "b\x1fc"])
-    assert ids.tolist() == [97, 98, 99] and ends.tolist() == [0, 1, 1, 1, 3]
-    assert lists_of(ids, ends) == [[], [97], [], [], [98, 99]]

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
 import pytest
 
 from base.errors import InputError
-from base.locks import locked
 from base.workers import in_order
 from tests.data.building import Numbers, build
-from tests.processes import run_command, start_command, until
+from tests.processes import run_command
 
 
 def double(job):
@@ -56,20 +54,6 @@ def test_the_main_module_is_not_run_again(tmp_path):
     )
     result = run_command([sys.executable, str(script)], cwd=tmp_path).check()
     assert result.stdout == "main module\n" and (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    path = str(tmp_path / "lock")
-    code = (
-        "import sys, time; from base.locks import locked\n"
-        "with locked(sys.argv[1], lambda: None): print('held'); time.sleep(1000)"
-    )
-    with start_command([sys.executable, "-c", code, path]) as run:
-        until(lambda: "held" in run.stdout(), run)
-        run.signal(signal.SIGKILL)
-        with locked(path, lambda: None) as held:
-            assert held
-    assert os.listdir(tmp_path) == []
 
 
 def test_defects_show_their_traceback(tmp_path):

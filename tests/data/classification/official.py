@@ -96,10 +96,7 @@ def mnli(folder: Path) -> None:
     write(folder / "dev_mismatched.tsv", [[*start, *parses, *texts, *five, "gold_label"], *dev[:2]])
     write(folder / "test_matched.tsv", [[*start, *parses, *texts], *rows])
     write(folder / "test_mismatched.tsv", [[*start, *parses, *texts], *rows[1:]])
-    write(
-        folder.parent / "diagnostic" / "diagnostic.tsv",
-        [["index", "sentence1", "sentence2"], ["0", "a", "b"]],
-    )
+    write(folder.parent / "diagnostic" / "diagnostic.tsv", [["index", *texts], ["0", "a", "b"]])
 
 
 def _inference(folder: Path, texts: list[str], labels: tuple[str, str]) -> None:
@@ -110,30 +107,16 @@ def _inference(folder: Path, texts: list[str], labels: tuple[str, str]) -> None:
 
 
 def xnli(folder: Path) -> None:
-    write(
-        folder / "multinli" / "multinli.train.de.tsv",
-        [["premise", "hypo", "label"], ["Es regnet .", "Es ist nass .", "entailment"]]
-        + [["Er schl\u00e4ft .", "Er l\u00e4uft .", "contradictory"]],
-    )
+    train = [["premise", "hypo", "label"], ["Es regnet .", "Es ist nass .", "entailment"]]
+    train.append(["Er schl\u00e4ft .", "Er l\u00e4uft .", "contradictory"])
+    write(folder / "multinli" / "multinli.train.de.tsv", train)
     parses = [f"sentence{n}_{kind}" for kind in ("binary_parse", "parse") for n in (1, 2)]
     header = ["language", "gold_label", *parses, "sentence1", "sentence2", "promptID", "pairID", "genre"]
     header += [*(f"label{n}" for n in range(1, 6)), "sentence1_tokenized", "sentence2_tokenized", "match"]
 
     def row(language: str, label: str, first: str) -> list[str]:
-        return [
-            language,
-            label,
-            *[""] * 4,
-            first,
-            "Ja.",
-            "1",
-            "2",
-            "face",
-            *[label] * 5,
-            first,
-            "Ja .",
-            "True",
-        ]
+        start = [language, label, *[""] * 4, first, "Ja.", "1", "2", "face"]
+        return [*start, *[label] * 5, first, "Ja .", "True"]
 
     rows = [row("de", "neutral", "Nein."), row("en", "neutral", "No."), row("de", "contradiction", "Nie.")]
     write(folder / "xnli.dev.tsv", [header, *rows])

@@ -118,22 +118,10 @@ def change(path, old: str, new: str) -> None:
     [
         ("RTE", "train.tsv", "\tentailment", "\tmaybe", r"line 3: the label 'maybe' is none of 'entailment'"),
         ("RTE", "dev.tsv", "\tSecond 1", "", r"dev.tsv, line 3: 3 columns, not 4; 1 of 2 lines"),
-        (
-            "RTE",
-            "train.tsv",
-            "First 2",
-            " ",
-            r"line 4: the text in .sentence1. is empty; 1 of 4 lines are like this, above 1%",
-        ),
+        ("RTE", "train.tsv", "First 2", " ", "line 4: .* is empty; 1 of 4 lines are like this, above 1%"),
         ("RTE", "train.tsv", "\tentailment", "\tnot_entailment", "train.tsv: every label is the same in 4 e"),
         ("RTE", "test.tsv", "\tSecond 1", "", r"test.tsv, line 3: 2 columns, not 3; download"),
-        (
-            "RTE",
-            "train.tsv",
-            "sentence1",
-            "text",
-            r"train.tsv has no column 'sentence1' \(it has index, text,",
-        ),
+        ("RTE", "train.tsv", "sentence1", "text", r"tsv has no column 'sentence1' \(it has index, text,"),
         ("RTE", "train.tsv", "sentence2", "sentence1", "has the column 'sentence1' twice"),
         ("WNLI", "train.tsv", "\t1\n", "\t2.75\n", "line 3: .*; is this a file of a regression task"),
         ("STS-B", "train.tsv", "4.750", "entailment", "line 2: 'entailment' is no number"),
@@ -159,9 +147,6 @@ def test_missing_and_equal_files(folder_of, tmp_path):
     (tmp_path / "RTE" / "dev.tsv").write_bytes((tmp_path / "RTE" / "train.tsv").read_bytes())
     with pytest.raises(InputError, match="has the content of train"):
         check_files_differ(folder.files())
-    (tmp_path / "RTE" / "dev.tsv").write_bytes(b"")
-    with pytest.raises(InputError, match="dev.tsv is empty"):
-        folder.dev()
     (tmp_path / "RTE" / "dev.tsv").unlink()
     with pytest.raises(InputError, match="there is no dev.tsv of RTE in"):
         GlueFolder(TASKS["RTE"], str(tmp_path))

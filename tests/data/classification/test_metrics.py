@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from data.classification.glue import TASKS
-from data.classification.metrics import f1, headline, macro_f1, own_metrics, scores
+from data.classification.metrics import headline, own_metrics, scores
 
 # Predictions and labels (a digit each), accuracy_score, f1_score (None with more than two classes), the same
 # with average="macro", matthews_corrcoef.
@@ -74,14 +73,6 @@ def test_numbers_as_scipy(case):
     found = scores(("pearson", "spearman", "mse"), predictions, labels)
     for value, wanted in zip(found.values(), expected):
         assert value is None if wanted is None else value == pytest.approx(wanted, rel=1e-12)
-
-
-def test_f1_is_of_the_class_1_and_macro_of_all_that_occur():
-    predictions, labels = np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])
-    assert f1(predictions, labels) == pytest.approx(2 / 3)
-    assert f1(1 - predictions, 1 - labels, positive=0) == f1(predictions, labels)
-    assert macro_f1(predictions, labels) == pytest.approx((2 / 3 + 4 / 5) / 2)
-    assert macro_f1(np.array([5]), np.array([5])) == 1.0
 
 
 def test_what_is_not_finite_has_no_score():

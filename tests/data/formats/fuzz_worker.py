@@ -40,26 +40,8 @@ from tests.data.formats.samples import (
 
 VOCAB_SIZE = 300
 MEMORY = 3 << 30  # of address space, of which the libraries take about 1 GiB
-NASTY = [
-    0,
-    1,
-    -1,
-    2,
-    127,
-    128,
-    255,
-    299,
-    300,
-    511,
-    512,
-    65535,
-    65536,
-    2**31 - 1,
-    2**31,
-    2**32,
-    2**62,
-    -(2**63),
-]
+NASTY = [0, 1, -1, 2, 127, 128, 255, 299, 300, 511, 512, 65535, 65536]
+NASTY += [2**31 - 1, 2**31, 2**32, 2**62, -(2**63)]
 
 
 def damaged(generator, content):
@@ -91,12 +73,9 @@ def nasty_columns(generator, instances):
     column = out[name]
     if kind <= 2:
         column = out[name] = column.astype(np.float64 if generator.integers(0, 8) == 0 else np.int64)
+        values = [*NASTY, np.nan, np.inf] if column.dtype == float else NASTY
         for _ in range(generator.integers(1, 4)):
-            value = (
-                generator.choice([*NASTY, np.nan, np.inf])
-                if column.dtype == float
-                else generator.choice(NASTY)
-            )
+            value = generator.choice(values)
             column.flat[int(generator.integers(0, column.size))] = value
     elif kind == 3:
         out[name] = generator.choice([None, 1])
@@ -108,9 +87,8 @@ def nasty_columns(generator, instances):
     elif kind == 5:
         out[name] = column[: int(generator.integers(0, len(column)))]
     elif kind == 6:
-        out[name] = np.zeros(
-            [int(n) for n in generator.integers(0, 4, int(generator.integers(0, 4)))], np.int32
-        )
+        shape = generator.integers(0, 4, int(generator.integers(0, 4)))
+        out[name] = np.zeros(shape.tolist(), np.int32)
     else:
         out[name] = np.asfortranarray(column)
     return out
@@ -136,9 +114,8 @@ def nasty_record(generator, kind):
     if change == 6:
         message = damaged(generator, message)
     if generator.integers(0, 9) == 0:
-        message += field(int(generator.integers(1, 4)), generator.bytes(5)) + varint(
-            int(generator.integers(0, 200))
-        )
+        message += field(int(generator.integers(1, 4)), generator.bytes(5))
+        message += varint(int(generator.integers(0, 200)))
     return message
 
 
@@ -186,9 +163,8 @@ def ofrecord_file(generator):
         rows = ragged(3, 12, 3, int(generator.integers(0, 99)), VOCAB_SIZE)
         return damaged(generator, b"".join(ofrecord_frame(ofrecord(row)) for row in rows))
     first = ofrecord(ragged(1, 12, 3, 1, VOCAB_SIZE)[0])
-    return ofrecord_frame(first) + b"".join(
-        ofrecord_frame(nasty_record(generator, ofrecord)) for _ in range(3)
-    )
+    records = [first, *(nasty_record(generator, ofrecord) for _ in range(3))]
+    return b"".join(map(ofrecord_frame, records))
 
 
 def hdf5_file(generator, path):
@@ -248,9 +224,7 @@ def hold(path):
         outcome = "refused"
     skipped = []
     try:
-        for arrays in read_instances(
-            path, VOCAB_SIZE, lambda message, number: skipped.append((message, number))
-        ):
+        for arrays in read_instances(path, VOCAB_SIZE, lambda *bad: skipped.append(bad)):
             check_instances(arrays)
         assert bool(skipped) == (outcome == "refused"), (skipped, outcome)
         outcome = "skipped" if skipped else "read"

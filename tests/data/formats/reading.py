@@ -1,4 +1,4 @@
-"""Reading files that are expected to be bad."""
+"""Reading whole files, also those that are expected to be bad."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import pytest
 
 from base.errors import InputError
 from data.formats.read import read_instances
-from tests.data.formats.samples import VOCAB_SIZE
+from tests.data.formats.samples import VOCAB_SIZE, joined
+
+
+def read(path):
+    """All instances as one block."""
+    return joined(list(read_instances(str(path), VOCAB_SIZE)))
 
 
 def refused(path, message):

@@ -53,10 +53,9 @@ def columns(instances):
 def arrays(instances):
     """The PretrainingArrays that reading must give."""
     wide = columns(instances)
-    types = PretrainingArrays(
-        np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32
-    )._asdict()
-    return PretrainingArrays(**{name: wide[name].astype(kind) for name, kind in types.items()})
+    kinds = (np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32)
+    names = PretrainingArrays._fields
+    return PretrainingArrays(*(wide[name].astype(kind) for name, kind in zip(names, kinds)))
 
 
 def joined(blocks):
@@ -192,3 +191,10 @@ def tfrecord_frame(data):
 
 def ofrecord_frame(data):
     return struct.pack("<q", len(data)) + data
+
+
+def record(format, instance):
+    """An instance in a frame of "tfrecord" or "ofrecord"."""
+    if format == "tfrecord":
+        return tfrecord_frame(example(instance))
+    return ofrecord_frame(ofrecord(instance, integer_kind=5))

@@ -10,14 +10,13 @@ from tests.data.formats.reading import refused, skipping
 from tests.data.formats.samples import (
     arrays,
     assert_same,
-    example,
     field,
     joined,
     masked_crc,
-    ofrecord,
     ofrecord_frame,
     padded,
     ragged,
+    record,
     tfrecord_frame,
 )
 
@@ -25,11 +24,11 @@ WIDTH, PREDICTIONS = 24, 4
 
 
 def test_tfrecord_damage(tmp_path):
-    rows = ragged(2000)
-    frames = [tfrecord_frame(example(row)) for row in rows]
+    rows = ragged(1200)
+    frames = [record("tfrecord", row) for row in rows]
     sound = b"".join(frames)
     path = tmp_path / "x"
-    start = len(b"".join(frames[:1500]))
+    start = len(b"".join(frames[:1100]))
 
     def check(content, message, kept, lost):
         path.write_bytes(content)
@@ -40,21 +39,21 @@ def test_tfrecord_damage(tmp_path):
 
     data = bytearray(sound)
     data[start + 30] ^= 4
-    others = [index for index in range(2000) if index != 1500]
-    check(data, "instance 1500: its checksum is wrong", others, 1)
+    others = [index for index in range(1200) if index != 1100]
+    check(data, "instance 1100: its checksum is wrong", others, 1)
     length = bytearray(sound)
     length[start] ^= 4
-    check(length, "instance 1500: its length has a wrong checksum", range(1500), 1)
-    check(sound[: start + 5], "instance 1500: the file ends inside its length", range(1500), 1)
-    check(sound[: start + 50], "instance 1500: the file ends inside it", range(1500), 1)
+    check(length, "instance 1100: its length has a wrong checksum", range(1100), 1)
+    check(sound[: start + 5], "instance 1100: the file ends inside its length", range(1100), 1)
+    check(sound[: start + 50], "instance 1100: the file ends inside it", range(1100), 1)
     for size in (1 << 21, (1 << 64) - 1):
         header = struct.pack("<Q", size)
         huge = sound[:start] + header + masked_crc(header) + bytes(99)
-        check(huge, f"instance 1500: its length {size} cannot be", range(1500), 1)
+        check(huge, f"instance 1100: its length {size} cannot be", range(1100), 1)
     packed = gzip.compress(sound)
     path.write_bytes(packed[: len(packed) // 2])
     refused(path, r"instance \d+: the (compressed data are damaged|file ends)")
-    assert 0 < len(joined(skipping(path)[0]).valid_lengths) < 2000
+    assert 0 < len(joined(skipping(path)[0]).valid_lengths) < 1200
     torn = bytearray(packed)
     torn[len(packed) // 2] ^= 255
     path.write_bytes(torn)
@@ -63,7 +62,7 @@ def test_tfrecord_damage(tmp_path):
 
 def test_ofrecord_damage(tmp_path):
     rows = ragged(1200)
-    frames = [ofrecord_frame(ofrecord(row)) for row in rows]
+    frames = [record("ofrecord", row) for row in rows]
     sound = b"".join(frames)
     path = tmp_path / "x"
     start = len(b"".join(frames[:1100]))
@@ -85,7 +84,6 @@ def test_ofrecord_damage(tmp_path):
 
 @pytest.mark.parametrize("kind", ["tfrecord", "ofrecord"])
 def test_records_with_wrong_fields(tmp_path, kind):
-    frame, encode = (tfrecord_frame, example) if kind == "tfrecord" else (ofrecord_frame, ofrecord)
     good, path = padded(ragged(1)[0], WIDTH, PREDICTIONS), tmp_path / "x"
     without = {name: values for name, values in good.items() if name != "segment_ids"}
     for row, message in (
@@ -98,23 +96,22 @@ def test_records_with_wrong_fields(tmp_path, kind):
         ({name: values * 30 for name, values in good.items()}, "input_ids has 720 values, expected 1 to 512"),
         ({name: [] for name in good}, "input_ids has 0 values"),
     ):
-        path.write_bytes(frame(encode(good)) + frame(encode(row)) + frame(encode(good)))
+        path.write_bytes(b"".join(record(kind, each) for each in (good, row, good)))
         refused(path, f"instance 1: {message}")
         blocks, skipped = skipping(path)
         assert len(skipped) == 1
         assert_same(joined(blocks), arrays([ragged(1)[0]] * 2))
     raw = field(1, field(1, b"input_ids") + field(2, field(1, field(1, b"text"))))
-    path.write_bytes(frame(field(1, raw) if kind == "tfrecord" else raw))
+    path.write_bytes(tfrecord_frame(field(1, raw)) if kind == "tfrecord" else ofrecord_frame(raw))
     refused(path, "instance 0: (input_ids holds bytes|it lacks the field)")
-    path.write_bytes(frame(encode({**good, "something": [1, 2], "else": [0.5]})))
+    path.write_bytes(record(kind, {**good, "something": [1, 2], "else": [0.5]}))
     assert_same(joined(skipping(path)[0]), arrays([ragged(1)[0]]))
 
 
 def test_gzip_bomb_of_sound_records(tmp_path):
     """The same record over and over: 45 MB of sound TFRecords in 45 KB are stopped, not believed."""
-    record = tfrecord_frame(example({**ragged(1)[0], "filler": [0] * 1_000_000}))
+    filled = record("tfrecord", {**ragged(1)[0], "filler": [0] * 1_000_000})
     packer = zlib.compressobj(9, wbits=31)
-    content = b"".join(packer.compress(record) for _ in range(45)) + packer.flush()
     path = tmp_path / "x"
-    path.write_bytes(content)
+    path.write_bytes(b"".join(packer.compress(filled) for _ in range(45)) + packer.flush())
     refused(path, "over 500 times")

@@ -59,9 +59,8 @@ def compare(questions: Questions, vocab, sizes: WindowSettings, rule: AnswerSett
         if not entries:
             assert [tuple(each) for each in mine] == [("", 1.0, 0.0, 0.0)]
             continue
-        assert [(each.text, each.start_logit, each.end_logit) for each in mine] == [
-            each[:3] for each in entries
-        ]
+        found = [(each.text, each.start_logit, each.end_logit) for each in mine]
+        assert found == [each[:3] for each in entries]
         assert np.allclose([each.probability for each in mine], [each.probability for each in entries])
         assert math.isclose(sum(each.probability for each in mine), 1.0)
         texts = [each.text for each in entries if each.text]
@@ -69,9 +68,8 @@ def compare(questions: Questions, vocab, sizes: WindowSettings, rule: AnswerSett
             continue  # Google's code ends with an error where no answer is the only candidate kept
         assert ours.texts[number] == (texts or [""])[0]
         if rule.version_2:
-            assert ours.null_odds[number] == (
-                odds[number] if math.isfinite(odds[number]) else NO_CANDIDATE_ODDS
-            )
+            expected = odds[number] if math.isfinite(odds[number]) else NO_CANDIDATE_ODDS
+            assert ours.null_odds[number] == expected
     return ours
 
 
@@ -80,14 +78,8 @@ def compare(questions: Questions, vocab, sizes: WindowSettings, rule: AnswerSett
 def test_real_questions(letters, version_2):
     questions = read_questions(str(SHARED), "--dev_file")
     questions = questions.select(np.arange(0, len(questions), 40))
-    draw = np.random.default_rng(1).normal
-    answers = compare(
-        questions,
-        letters,
-        WindowSettings(96, 32, 30),
-        AnswerSettings(version_2=version_2),
-        lambda shape: draw(size=shape),
-    )
+    draw, rule = np.random.default_rng(1).normal, AnswerSettings(version_2=version_2)
+    answers = compare(questions, letters, WindowSettings(96, 32, 30), rule, lambda shape: draw(size=shape))
     for number, text in enumerate(answers.texts):
         assert text and text in questions.contexts[questions.context_of[number]]
 
@@ -101,11 +93,8 @@ def test_any_logits_with_many_equal_ones(letters, data):
     questions = made(contexts, [(number % 4, "a b"[: number % 4], -1, -1) for number in range(7)])
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     levels = data.draw(st.sampled_from([1, 2, 5, 1000]))
-    rule = AnswerSettings(
-        data.draw(st.sampled_from([1, 2, 5, 20])),
-        data.draw(st.sampled_from([1, 3, 30])),
-        data.draw(st.booleans()),
-    )
+    most, longest = data.draw(st.sampled_from([1, 2, 5, 20])), data.draw(st.sampled_from([1, 3, 30]))
+    rule = AnswerSettings(most, longest, data.draw(st.booleans()))
     sizes = WindowSettings(data.draw(st.integers(9, 40)), data.draw(st.integers(1, 20)), 3)
     compare(questions, letters, sizes, rule, lambda shape: generator.integers(0, levels, shape) / 4)
 
@@ -114,13 +103,11 @@ def test_texts_that_repeat_beyond_the_candidates_kept_first(letters):
     """A window in which one text fills the best hundreds of candidates."""
     questions = made([" ".join(["a"] * 30 + ["b", "of", "the"])], [(0, "x", -1, -1)])
     generator = np.random.default_rng(0)
-    compare(
-        questions,
-        letters,
-        WindowSettings(),
-        AnswerSettings(20, 1, True),
-        lambda shape: np.sort(generator.normal(size=shape))[:, ::-1],
-    )
+
+    def falling(shape):
+        return np.sort(generator.normal(size=shape))[:, ::-1]
+
+    compare(questions, letters, WindowSettings(), AnswerSettings(20, 1, True), falling)
 
 
 def peaks(windows: Windows, chosen: dict[int, tuple[int, int]], null: float = 0.0) -> Logits:

@@ -36,45 +36,32 @@ SLICES = [
 ]
 
 
-@pytest.fixture(params=["wordpiece", "wordpiece cased", "sentencepiece", "sentencepiece cased"])
-def tokenizer(request, letters, sentencepiece_settings) -> TokenizerSettings:
-    cased = request.param.endswith(" cased")
-    if request.param.startswith("sentencepiece"):
-        return sentencepiece_settings[cased]
-    return TokenizerSettings(letters, cased=cased)
+ODD = "abcxyzABÉéüñ東京語한글 \t\n\u00a0\u3000\u200b\u0301\u0308.,-'’()😀\x1c\x85\ufeff\u202f"
+TEXTS = st.lists(st.text(st.one_of(st.characters(), st.sampled_from(ODD)), max_size=60), max_size=4)
+
+
+@pytest.fixture(scope="module")
+def encoders(letters, sentencepiece_settings):
+    """Both of each tokenizer: with offsets, and the one that training has."""
+    words = (TokenizerSettings(letters, cased=cased) for cased in (False, True))
+    return [(OffsetEncoder(each), each.build()) for each in (*words, *sentencepiece_settings.values())]
 
 
 @pytest.mark.parametrize("text, part", SLICES)
-def test_tokens_of_a_part_give_back_the_part(tokenizer, text, part):
-    tokens = OffsetEncoder(tokenizer).encode([text])
-    start, end = text.index(part), text.index(part) + len(part)
-    inside = np.flatnonzero((tokens.starts < end) & (tokens.ends > start))
-    assert text[tokens.starts[inside[0]] : tokens.ends[inside[-1]]] == part
-
-
-TEXTS = st.lists(
-    st.text(
-        st.one_of(
-            st.characters(),
-            st.sampled_from(
-                "abcxyzABÉéüñ東京語한글 \t\n\u00a0\u3000\u200b\u0301\u0308.,-'’()😀\x1c\x85\ufeff\u202f"
-            ),
-        ),
-        max_size=60,
-    ),
-    max_size=4,
-)
+def test_tokens_of_a_part_give_back_the_part(encoders, text, part):
+    for encoder, _ in encoders:
+        tokens = encoder.encode([text])
+        start, end = text.index(part), text.index(part) + len(part)
+        inside = np.flatnonzero((tokens.starts < end) & (tokens.ends > start))
+        assert text[tokens.starts[inside[0]] : tokens.ends[inside[-1]]] == part
 
 
 @settings(max_examples=80, deadline=None)
 @given(TEXTS)
-def test_ids_are_the_tokenizers_and_places_rise(letters, sentencepiece_settings, texts):
-    for tokenizer in (
-        *(TokenizerSettings(letters, cased=cased) for cased in (False, True)),
-        *sentencepiece_settings.values(),
-    ):
-        tokens = OffsetEncoder(tokenizer).encode(texts)
-        expected = lists_of(*tokenizer.build().encode(texts))
+def test_ids_are_the_tokenizers_and_places_rise(encoders, texts):
+    for encoder, tokenizer in encoders:
+        tokens = encoder.encode(texts)
+        expected = lists_of(*tokenizer.encode(texts))
         assert np.diff(tokens.bounds).tolist() == [len(ids) for ids in expected]
         assert tokens.ids.tolist() == [index for ids in expected for index in ids]
         for text, begin, end in zip(texts, tokens.bounds, tokens.bounds[1:]):

@@ -44,9 +44,7 @@ def compare(questions: Questions, vocab, sizes: WindowSettings, cased: bool = Fa
     assert batch.segment_ids.tolist() == [each.segment_ids for each in theirs]
     assert batch.valid_lengths.tolist() == [sum(each.input_mask) for each in theirs]
     assert windows.question.tolist() == [each.question for each in theirs]
-    best = [
-        each.token_is_max_context[position] for each in theirs for position in sorted(each.token_to_orig_map)
-    ]
+    best = [each.token_is_max_context[at] for each in theirs for at in sorted(each.token_to_orig_map)]
     assert max_context(windows, numbers).tolist() == best
     places = [[each.start_position, each.end_position] for each in theirs]
     for number, mine, place in zip(windows.question.tolist(), np.stack(batch[3:5], axis=1).tolist(), places):
@@ -58,9 +56,8 @@ def has_twice(questions: Questions, number: int) -> bool:
     context = questions.contexts[questions.context_of[number]]
     start, end = int(questions.answer_starts[number]), int(questions.answer_ends[number])
     first = max(context.rfind(space, 0, start) for space in " \t\n") + 1
-    last = min(
-        [context.find(space, end) for space in " \t\n" if space in context[end:]], default=len(context)
-    )
+    spaces = [context.find(space, end) for space in " \t\n" if space in context[end:]]
+    last = min(spaces, default=len(context))
     words, answer = context[first:last].lower(), context[start:end].strip().lower()
     return sum(words.startswith(answer, place) for place in range(len(words))) > 1  # "000" holds "00" twice
 
@@ -118,9 +115,8 @@ def test_the_tokens_of_an_answer(letters, tmp_path, context, answer, tokens):
 def test_the_second_of_two_equal_answers_in_a_word(letters):
     """Google's code takes the first, whatever answer_start says."""
     questions = made(["in 1999-1999"], [(0, "the", 8, 12)])
-    batch = collate(
-        make_windows(questions, TokenizerSettings(letters), WindowSettings(), True), np.array([0])
-    )
+    windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(), True)
+    batch = collate(windows, np.array([0]))
     assert batch.starts[0] == batch.ends[0] == 3 + 3 and batch.input_ids[0, 6] == batch.input_ids[0, 4]
 
 
@@ -149,14 +145,7 @@ def test_an_answer_outside_a_window_and_one_that_is_cut(letters):
     questions = made([context], [(0, "x", context.index("e"), context.index("g")), (0, "x", -1, -1)])
     windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(10, 5, 1), training=True)
     assert windows.first.tolist() == [0, 5, 10] * 2
-    assert windows.starts.tolist() == [3 + 4, 0, 0, 0, 0, 0] and windows.ends.tolist() == [
-        3 + 5,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    assert windows.starts.tolist() == [3 + 4] + [0] * 5 and windows.ends.tolist() == [3 + 5] + [0] * 5
     windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(9, 5, 1), training=True)
     assert windows.starts.tolist()[:3] == [0, 0, 0], "no window has all of e f"
 
@@ -185,13 +174,8 @@ def test_a_context_of_100_000_characters(letters):
 
 
 def test_types_and_batches_by_length(letters, tmp_path):
-    content = squad(
-        *[
-            (f"the {'a ' * number} of", [question(str(number), "the", ("of", 5 + 2 * number))])
-            for number in range(1, 30)
-        ]
-    )
-    questions = read_questions(written(tmp_path / "x.json", content), "--train_file", TRAIN)
+    asked = [(f"the {'a ' * n} of", [question(str(n), "the", ("of", 5 + 2 * n))]) for n in range(1, 30)]
+    questions = read_questions(written(tmp_path / "x.json", squad(*asked)), "--train_file", TRAIN)
     windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(), training=True)
     order = TrainingOrder(windows.lengths, 4, 0, 0, 1)
     batch = next(Stream(OrderedBatches(order, partial(collate, windows))))
