@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping
 
-from tests.namespaces import SUBNET, Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire
+from tests.namespaces import Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire
 from tests.processes import LIMIT, until
 
 NAMES = ("alpha", "beta", "gamma", "delta")
@@ -156,9 +156,6 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
             holders=tuple(holders),
             servers=tuple(servers),
         )
-
-
-MPIRUN_NETWORK = ("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET)
 
 
 def _write(path: Path, text: str) -> None:

@@ -188,30 +188,24 @@ def test_a_rank_that_does_not_listen_is_killed(tmp_path):
     assert not alive(pid_of(tmp_path, 0))
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "server 0", "scheduler"])
-def test_a_part_that_is_killed_ends_the_run(tmp_path, victim):
+def test_a_server_that_is_killed_ends_the_run(tmp_path):
+    """The scheduler: test_processes.py."""
     with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
-        role = victim.split()[0]
-        until(lambda: role == "rank" or run.find_role(role))
-        pid = pid_of(tmp_path, 1) if role == "rank" else run.find_role(role)[0]
-        os.kill(pid, signal.SIGKILL)
+        (server,) = until(lambda: run.find_role("server"))
+        os.kill(server, signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 128 + signal.SIGKILL, result.describe()
-    assert last_line(result) == f"launch: {victim} was killed by SIGKILL; ended the run"
+    assert last_line(result) == "launch: server 0 was killed by SIGKILL; ended the run"
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "server 0"])
-def test_a_part_that_is_stopped_counts_as_dead(tmp_path, victim):
-    options = ["--stopped_timeout", "1"]
-    with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"], *options) as run:
-        until(lambda: run.find_role("server"))
-        pid = pid_of(tmp_path, 0) if victim == "rank 0" else run.find_role("server")[0]
-        os.kill(pid, signal.SIGSTOP)
+def test_a_part_that_is_stopped_counts_as_dead(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["sleep"], "--stopped_timeout", "1") as run:
+        os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)
         result = run.wait()
     assert result.returncode == 128 + signal.SIGSTOP, result.describe()
-    said = rf"launch: {victim} had been stopped for \d+ s by a signal and was killed; ended the run"
+    said = r"launch: rank 0 had been stopped for \d+ s by a signal and was killed; ended the run"
     assert re.fullmatch(said, last_line(result))
-    assert not alive(pid)
+    assert not alive(pid_of(tmp_path, 0))
 
 
 def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
@@ -323,9 +317,8 @@ def test_a_failure_while_stopping_is_a_failure(tmp_path):
 # ------------------------------------------------------------------------------------- nothing outlives
 
 
-@pytest.mark.parametrize("action", ["sleep", "stubborn"])
-def test_a_launcher_that_is_killed_leaves_nothing(tmp_path, action):
-    with start(tmp_path, ["localhost slots=1"] * 2, [action]) as run:
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path):
+    with start(tmp_path, ["localhost slots=1"] * 2, ["stubborn"]) as run:
         until(lambda: run.find_role("server") and run.find_role("scheduler"))
         run.signal(signal.SIGKILL)
         result = run.wait()  # raises LeftoverProcesses after 12 seconds
@@ -365,11 +358,8 @@ WORKERS = ["localhost slots=1"] * 2
 @pytest.mark.parametrize(
     ("lines", "options", "named"),
     [
-        (["localhost slots=2", "localhost slots=1"], [], "localhost has 2 slots and localhost has 1"),
         ([*WORKERS, "# spare: b slots=4"], [], "b has 4; BytePS needs the same number on every line"),
-        (["localhost"], [], "slots are missing"),
         (WORKERS, ["--num_servers", "0"], "--num_servers 0"),
-        (WORKERS, ["--num_servers", "-1"], "--num_servers"),
         (WORKERS, ["--num_servers", "two"], "--num_servers"),
         (WORKERS[:1], ["--num_servers", "1"], "--num_servers 1"),
         (WORKERS[:1], ["--scheduler", "localhost"], "--scheduler localhost"),
@@ -385,7 +375,6 @@ WORKERS = ["localhost slots=1"] * 2
         (WORKERS, ["--hostfile", "hosts/none"], "hosts/none"),
         (WORKERS, ["--num_server", "1"], "--num_server"),
         (["localhost slots=1", "192.0.2.1 slots=1"], [], "localhost means another machine on each host"),
-        (["192.0.2.1 slots=1", "name.invalid slots=1"], [], "name.invalid has no IPv4 address"),
         (["192.0.2.1 slots=1"] * 2, ["--ssh", ""], "--ssh"),
         (["192.0.2.1 slots=1"] * 2, ["--ssh", "no-such-shell -p 1"], "no-such-shell"),
         (["192.0.2.1 slots=1"] * 2, ["--ssh", "ssh 'a"], "--ssh"),
@@ -402,7 +391,6 @@ def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, name
     ("command", "named"),
     [
         ([], "the command of the ranks is missing"),
-        (["--"], "the command of the ranks is missing"),
         (["--", "no-such-program"], "no-such-program"),
         (["--", sys.executable, "no_such_script.py"], "no_such_script.py"),
     ],
@@ -512,7 +500,7 @@ def test_dry_run_with_names_that_have_no_address(tmp_path):
     assert "a.invalid has no address here for the others; write it: --scheduler ADDRESS" in result.stderr
 
 
-@pytest.mark.parametrize(("name", "workers"), [("1x_p3dn", 1), ("4x_p3dn", 4), ("32x_p3dn", 32)])
+@pytest.mark.parametrize(("name", "workers"), [("1x_p3dn", 1), ("32x_p3dn", 32)])
 def test_dry_run_of_the_experiments(name, workers):
     command = ["--hostfile", f"hosts/{name}", "--ssh", "ssh -p 2222", "--dry_run", "--"]
     command += [sys.executable, "hparams.py"]

@@ -49,17 +49,12 @@ def test_a_batch_that_is_an_average_is_printed_short():
     assert "steps of 23.4375 sequences of 128, then " in job.header()
 
 
-@pytest.mark.parametrize("form", ["{}", "{}=1"])
-@pytest.mark.parametrize("name", COMPUTED)
-def test_computed_options_are_not_the_users(name, form):
-    with pytest.raises(InputError, match=f"^{name} after --: ") as raised:
-        pretraining_job(BOTH, SCRIPT, [form.format(name), "1"], any_dtype=False)
-    assert "\n" not in str(raised.value)
-
-
-def test_every_value_of_the_plan_is_computed():
+def test_computed_options_are_not_the_users():
     names = [word for word in BOTH.options().split() if word.startswith("--")]
     assert sorted(names) == sorted(COMPUTED)
+    for own in [*([name, "1"] for name in names), [f"{names[0]}=1"]]:
+        with pytest.raises(InputError, match=f"^{own[0].partition('=')[0]} after --: [^\n]*$"):
+            pretraining_job(BOTH, SCRIPT, own, any_dtype=False)
 
 
 @pytest.mark.parametrize(
