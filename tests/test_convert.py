@@ -161,19 +161,12 @@ def test_a_decoder_that_is_not_tied(place, capsys):
 def test_what_lies_beside_the_weights(place):
     source("ours", config=replace(SMALL, activation="tanh"))
     assert run("ours", "hf", "--to", "huggingface") == 0
-    assert sorted(os.listdir("hf")) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer_config.json",
-        "vocab.txt",
-    ]
+    files = ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    assert sorted(os.listdir("hf")) == files
     config = json.loads(Path("hf/config.json").read_text())
     assert config["architectures"] == ["BertForPreTraining"] and config["hidden_act"] == "gelu_new"
-    assert (
-        config["layer_norm_eps"] == 1e-12
-        and config["vocab_size"] == TOKENS
-        and config["model_type"] == "bert"
-    )
+    expected = {"layer_norm_eps": 1e-12, "vocab_size": TOKENS, "model_type": "bert"}
+    assert {name: config[name] for name in expected} == expected
     tokenizer = json.loads(Path("hf/tokenizer_config.json").read_text())
     assert tokenizer["do_lower_case"] is True and tokenizer["model_max_length"] == SMALL.positions
     assert Path("hf/vocab.txt").read_text().split("\n")[:-1] == WORDS
@@ -210,16 +203,12 @@ def test_the_summary_in_json(place, capsys):
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
     summary = json.loads(line)
-    assert (
-        summary["from"] == "gluonnlp" and summary["to"] == "tensorflow" and summary["dtypes"] == ["float64"]
-    )
-    assert (
-        summary["config"]["activation"] == "erf" and summary["tokens"] == TOKENS and summary["missing"] == []
-    )
+    expected = {"from": "gluonnlp", "to": "tensorflow", "dtypes": ["float64"], "missing": []}
+    assert {name: summary[name] for name in expected} == expected
+    assert summary["config"]["activation"] == "erf" and summary["tokens"] == TOKENS
     assert summary["parameters"] == sum(array.size for array in arrays().values())
-    assert any("tanh" in each for each in summary["warnings"]) and any(
-        "float32" in each for each in summary["warnings"]
-    )
+    warnings = "\n".join(summary["warnings"])
+    assert "tanh" in warnings and "float32" in warnings
 
 
 def test_an_output_is_replaced_whole_or_not_at_all(place, capsys):
