@@ -189,14 +189,8 @@ class Entry:
 
 def base_case(stages: int, replicas: int, micro_batches: int, steps: int) -> Case:
     """The run of which the matrix has variants."""
-    return Case(
-        f"{replicas}-{micro_batches}",
-        COUNTS[stages],
-        replicas,
-        micro_batches,
-        steps=steps,
-        overflow=overflow_of(steps),
-    )
+    name, overflow = f"{replicas}-{micro_batches}", overflow_of(steps)
+    return Case(name, COUNTS[stages], replicas, micro_batches, steps=steps, overflow=overflow)
 
 
 def overflow_of(steps: int) -> int:

@@ -17,9 +17,7 @@ from tests.processes import ROOT, RunResult, run_command
 from training.results.summary import read_members
 
 # Of a `make test` that this test runs in.
-FOREIGN = dict.fromkeys(
-    ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
-)
+FOREIGN = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "BACKEND", "NP"))
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 
 
@@ -38,13 +36,9 @@ def test_both_runs_differ_in_where_they_begin_alone():
     first, second = finetunings(make("--dry-run").check().stdout)
     folder, begin = first.index("--ckpt_dir"), first.index("--init_from")
     assert first[:folder] == second[:folder] and "--seeds" in first and begin == folder + 2
-    assert first[folder:][:4] == [
-        "--ckpt_dir",
-        "runs/embedded/finetuned",
-        "--init_from",
-        "runs/embedded/ckpt",
-    ]
-    assert second[folder:][:3] == ["--ckpt_dir", "runs/embedded/from_random", "--model"]
+    place = ["--ckpt_dir", "runs/embedded/finetuned", "--init_from", "runs/embedded/ckpt"]
+    assert first[folder : folder + 4] == place
+    assert second[folder : folder + 3] == ["--ckpt_dir", "runs/embedded/from_random", "--model"]
 
 
 def test_both_backends_take_steps_of_as_many_examples():

@@ -87,9 +87,8 @@ def test_a_word_embedding_that_differs_is_not_saved(found):
 
 def test_a_stage_that_stops_is_named_and_the_others_end(tmp_path_factory, tmp_path):
     """One of the attacks of tests/faults/attack_pipelines.py, on two replicas of two stages."""
-    case = attack_pipelines.Case(
-        3, attack_pipelines.STOPPED, attack_pipelines.STEPS, 0, "1f1b", "intra_first"
-    )
+    how, when = attack_pipelines.STOPPED, attack_pipelines.STEPS
+    case = attack_pipelines.Case(3, how, when, 0, "1f1b", "intra_first")
     (tmp_path / "embedded").symlink_to(built_once(tmp_path_factory, vocab_size=1024))
     job, directory = Job(Setting("hvd_mpi", 0, tmp_path, tmp_path), 2), tmp_path / "run"
     with attack_pipelines.started(job, case, directory, comm_timeout=30, num_steps="1000,1") as run:
