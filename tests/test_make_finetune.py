@@ -95,7 +95,7 @@ def test_all_of_it_in_small(run):
 
 
 def test_a_run_that_fails_ends_the_comparison(run):
-    words = [f"RUN_DIR={run}", f"INIT={run / 'nothing'}", "SEEDS=2", "QUESTIONS=200", "STEPS=3"]
+    words = [f"RUN_DIR={run}", f"INIT={run / 'nothing'}", "SEEDS=1", "QUESTIONS=100", "STEPS=1"]
     result = make(*words)
     assert result.returncode and "from-pretrained: " in result.stdout and "f1 over seeds" not in result.stdout
     assert "run_pretraining" not in result.stdout, "weights that are named take the place of pretraining"

@@ -15,7 +15,7 @@ from tests.faults import attack_pipelines
 from tests.faults.figure import Setting
 from tests.faults.jobs import Job, find, wait_for_checkpoint
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
-from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
+from tests.pipelines_worker import CLIP_NORM, LOOSE, STALE, SWAPPED, UNTIED, Case
 
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
 FOUR = Case("four", COUNTS[4], replicas=1, accumulate=6, steps=3, overflow=2)
@@ -78,7 +78,6 @@ def test_damages_are_seen(found, damage):
 
 
 def test_a_word_embedding_that_differs_is_not_saved(found):
-    assert LOOSE in DAMAGES
     errors = found[LOOSE].errors
     assert len(set(errors)) == 1
     assert "the word embedding" in errors[0]

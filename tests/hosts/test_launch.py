@@ -260,6 +260,9 @@ def test_a_program_that_cannot_be_started(tmp_path):
 )
 def test_signals_reach_the_ranks(tmp_path, number, code):
     with start(tmp_path, ["localhost slots=3"], ["obey"], ranks=3) as run:
+        # A terminal's own signals do not reach the ranks: they are in sessions of their own.
+        sessions = {facts(tmp_path, rank)["session"] for rank in range(3)}
+        assert len(sessions | {os.getsid(run.pid), os.getsid(0)}) == 5
         run.signal(signal.Signals[number])
         result = run.wait()
     assert result.returncode == code, result.describe()
@@ -340,14 +343,6 @@ def test_a_supervisor_that_is_killed_takes_its_part_along(tmp_path):
 def test_what_a_part_has_started_ends_with_it(tmp_path):
     launch(tmp_path, ["localhost slots=1"], ["daemon"]).check()
     assert not alive(int((tmp_path / "daemon.pid").read_text()))
-
-
-def test_parts_do_not_hear_the_terminal(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["obey"]) as run:
-        sessions = {facts(tmp_path, rank)["session"] for rank in range(2)}
-        assert len(sessions | {os.getsid(run.pid), os.getsid(0)}) == 4
-        run.signal(signal.SIGTERM)
-        run.wait()
 
 
 # ---------------------------------------------------------------------------------------------- bad input
@@ -482,7 +477,6 @@ def test_public_addresses_are_said_on_one_line(tmp_path):
         "let only the run's hosts through (docs/network.md), or use a private network\n"
     )
     private = [line.replace("8.8.4", "10.0.0") for line in public[:2]]
-    assert launch(tmp_path, private, ["exit0"], "--dry_run").check().stderr == ""
     result = launch(tmp_path, private, ["exit0"], "--dry_run", "--env", "DMLC_USE_KUBERNETES=1").check()
     assert "all addresses of its host (scheduler)" in result.stderr
 
