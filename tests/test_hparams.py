@@ -1,4 +1,5 @@
-"""hparams.py: its plans, its checks of a run, and the launch commands that it prints."""
+"""hparams.py: its plans, its checks of a run, and the launch commands that it prints. The guides show many of
+them, which test_readme.py compares to the letter."""
 
 from __future__ import annotations
 
@@ -46,69 +47,20 @@ def run(capsys, monkeypatch):
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def test_json_has_the_promised_shape(run):
-    args = "--num_gpus 256 --tokens_per_gpu 8192 --accumulate 2 --json"
-    code, out, _ = run(args)
-    printed = json.loads(out)
-    assert code == 0
-    assert [*printed] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages", "options"]
-    assert (printed["num_gpus"], printed["tokens_per_gpu"], printed["accumulate"]) == (256, 8192, 2)
-    promised = [
-        {"stage": 1, "max_seq_length": 128, "sequences_per_step": 32768, "num_steps": 14063, "lr": 0.005,
-         "warmup_ratio": 0.2, "warmup_steps": 2813, "max_predictions_per_seq": 20},
-        {"stage": 2, "max_seq_length": 512, "sequences_per_step": 8192, "num_steps": 6250, "lr": 0.0025,
-         "warmup_ratio": 0.05, "warmup_steps": 313, "max_predictions_per_seq": 80},
-    ]  # fmt: skip
-    for stage, expected in zip(printed["stages"], promised):
-        assert [*stage][: len(expected)] == [*expected]
-        assert {key: stage[key] for key in expected} == expected
-        assert isinstance(stage["sequences_per_step"], int)
-        assert "batch_size" not in stage  # an option of the scripts, and in tokens there
-        assert stage["options"].startswith(f"--stages {stage['stage']} --num_steps {stage['num_steps']} ")
-    assert printed["options"].startswith("--stages both --num_steps 14063,6250 --lr 0.005,0.0025 ")
-
-
-def test_table_and_one_stage(run):
-    args = "--num_gpus 128 --tokens_per_gpu 8192 --accumulate 2 --stage 1"
-    code, out, _ = run(args)
-    assert code == 0
-    assert "stage 1" in out and "stage 2" not in out
-    cells = {line[:24].strip(): line[24:].split() for line in out.splitlines()}
-    assert cells["sequences per step"] == ["16384"]
-    assert cells["lr"] == ["0.0035355"]
-    assert cells["warmup steps"] == ["2813"]
-    assert cells["tokens seen"] == [f"{28125 * 16384 * 128:,}"]
-    (pasted,) = [line for line in out.splitlines() if line.startswith("--")]
-    assert pasted.startswith("--stages 1 --num_steps 28125 --lr 0.003535533905932738 ")
-
-
-def test_table_of_both_stages(run):
-    """A line of options for one run of both, and one for each; different accumulations and tokens."""
+def test_one_stage_takes_its_own_of_a_pair(run):
     args = "--num_gpus 256 --tokens_per_gpu 8192,4096 --accumulate 2,4"
-    code, out, _ = run(args)
-    assert code == 0 and out.startswith("256 GPUs, 8192, then 4096 tokens a GPU in one pass\n")
-    options = [line.split(" --num_steps ")[0] for line in out.splitlines() if line.startswith("--")]
-    assert options == ["--stages both", "--stages 1", "--stages 2"]
-    assert "--batch_size 8192,4096 --use_avg_len --accumulate 2,4 --max_seq_length 128,512 " in out
-    assert run(f"{args} --stages both")[1] == out
-    code, out, _ = run(f"{args} --json")
-    printed = json.loads(out)
-    assert (code, printed["tokens_per_gpu"], printed["accumulate"]) == (0, None, None)
-    code, out, _ = run(f"{args} --json --stage 2")  # of each pair it takes its own
-    alone = json.loads(out)
-    assert (code, alone["tokens_per_gpu"], alone["accumulate"]) == (0, 4096, 4)
+    _, both, _ = run(args)
+    assert run(f"{args} --stages both")[1] == both
+    _, out, _ = run(f"{args} --stage 2")
+    assert "stage 1" not in out and out.splitlines()[-1] == both.splitlines()[-1]
+    printed, alone = (json.loads(run(f"{args} --json{more}")[1]) for more in ("", " --stage 2"))
+    assert printed["tokens_per_gpu"] is None and printed["accumulate"] is None
+    assert (alone["tokens_per_gpu"], alone["accumulate"]) == (4096, 4)
     assert alone["stages"] == printed["stages"][1:] and alone["options"] == alone["stages"][0]["options"]
 
 
-def test_inverse(run):
+def test_batch_sizes_that_no_accumulation_gives(run):
     args = "--num_gpus 32 --tokens_per_gpu 8192 --target_batch_size"
-    code, out, _ = run(args, 32768, "--json")
-    assert code == 0
-    assert [stage["accumulate"] for stage in json.loads(out)["stages"]] == [16, 64]
-    assert json.loads(out)["accumulate"] is None
-    code, out, err = run(args, 30000)
-    assert (code, out) == (2, "")
-    assert "28672 with --accumulate 14, 30720 with --accumulate 15" in err
     code, _, err = run(args, 300)
     assert code == 2 and "nearest: 2048 with --accumulate 1\n" in err
     code, _, err = run(args, 32768, "--target_batch_size_2", 700)
@@ -151,17 +103,13 @@ def test_launch_of_a_pipeline(run, tmp_path):
     assert code == 2 and "4 slots are no multiple of --pipeline_stages 3; 3 or 6 would do" in err
 
 
-def test_check_flags_the_first_experiment(run):
+def test_check_as_json(run):
     run_of = "--check --num_gpus 256 --tokens_per_gpu 8192 --accumulate 2"
     stated = "--num_steps 25600 --lr 0.00354 --warmup_ratio 0.1"
-    code, out, _ = run(f"{run_of} {stated}")
-    assert code == 1
-    sentences = "25600", "14063", "1.82 times", "0.708 times", "0.5 times", "0.005", "fits no row"
-    for text in (*sentences, "the value for 16384"):
-        assert text in out
     code, as_json, _ = run(f"{run_of} {stated} --json")
     (stage,) = json.loads(as_json)["stages"]
-    assert code == 1 and not json.loads(as_json)["agrees"] and stage["sentences"] == out.splitlines()
+    assert code == 1 and not json.loads(as_json)["agrees"]
+    assert stage["sentences"] == run(f"{run_of} {stated}")[1].splitlines()
     found = [(each["option"], each["given"], each["paper"]) for each in stage["disagreements"]]
     assert found == [("num_steps", 25600, 14063), ("lr", 0.00354, 0.005), ("warmup_ratio", 0.1, 0.2)]
     code, as_json, _ = run(f"{run_of} --lr 0.005 --json")
@@ -195,11 +143,7 @@ def test_check_judges_both_stages_by_pairs(run):
     code, out, _ = run(f"{args} --num_steps 7038,1563 --lr 0.006,0.005 --warmup_ratio 0.2843")
     assert code == 1
     first, second = out.split("stage 2: ")
-    assert first.splitlines() == [
-        "stage 1: 256 GPUs x 8192 tokens x 4 accumulated = 65536 sequences of 128 tokens a step",
-        "--num_steps, --lr, --warmup_ratio: as in the paper's mixed 64K/32K run",
-    ]
-    assert second.startswith("256 GPUs x 8192 tokens x 8 accumulated = 32768 sequences of 512 tokens a step")
+    assert first.endswith("\n--num_steps, --lr, --warmup_ratio: as in the paper's mixed 64K/32K run\n")
     assert re.findall("^--[a-z_]+", second, re.MULTILINE) == ["--warmup_ratio"]
     # --batch_size counts sequences, of each stage's length
     sizes = "--check --num_gpus 8 --batch_size 64,16 --num_steps 900000,400000 --lr 0.000625"
@@ -212,13 +156,6 @@ def test_check_judges_both_stages_by_pairs(run):
     assert code == 0 and "stage 1" not in out
     code, out, _ = run("--check --stages 2 --num_gpus 64 --batch_size 16 --num_steps 50000")
     assert code == 0 and "1024 sequences of 512 tokens" in out
-
-
-def test_check_hints_at_a_batch_in_tokens(run):
-    args = "--check --num_gpus 32 --batch_size 4096 --num_steps 900000"
-    code, out, _ = run(args)
-    assert code == 1 and out.splitlines()[1].startswith("hint: --batch_size 4096 without --use_avg_len is ")
-    assert "hint" not in run(args, "--use_avg_len")[1]
 
 
 @pytest.mark.parametrize(
@@ -322,28 +259,6 @@ def split(text: str) -> list[str]:
     return shlex.split(text.replace("\\\n", ""), comments=True)
 
 
-@pytest.mark.parametrize("stage", ["both", "1", "2"])
-def test_launch_256_gpus(stage, run):
-    args = "--num_gpus 256 --tokens_per_gpu 8192 --accumulate 2 --hostfile hosts/32x_p3dn"
-    command = launch(run, *shlex.split(args), *([] if stage == "both" else ["--stage", stage]))
-    text = " ".join(command)
-    assert command[:5] == ["mpirun", "-np", "256", "--hostfile", "hosts/32x_p3dn"]
-    assert "-map-by ppr:4:socket" in text
-    assert "-mca pml ob1 -mca btl ^openib,ofi,uct " in text
-    assert "-mca odls_base_sigkill_timeout 30" in text
-    assert "-mca oob_tcp_keepalive_time 10" in text
-    exported = [value for flag, value in zip(command, command[1:]) if flag == "-x"]
-    assert "MXNET_SAFE_ACCUMULATION=1" in exported
-    assert any(one.startswith("NCCL_SOCKET_IFNAME=") for one in exported)
-    assert "HOROVOD_CYCLE_TIME=30" in exported
-    assert not any(one.startswith("HOROVOD_FUSION_THRESHOLD=") for one in exported)  # the ranks' own choice
-    script = text[text.index("python run_pretraining_hvd.py") :]
-    plan = lamb_paper.plan(256, 8192, 2)
-    assert (plan if stage == "both" else plan.stages[int(stage) - 1]).options() in script
-    assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in script
-    assert "--raw --data" in script and script.endswith(" --ckpt_dir ckpt_dir")
-
-
 @pytest.mark.parametrize("launcher", ["hvd", "byteps"])
 def test_the_mixed_batch_is_one_command_of_pairs(launcher, run):
     """The training script takes it, as a run of the published values."""
@@ -372,13 +287,6 @@ def test_a_stage_says_what_it_begins_with(run):
         assert code == 0 and ("# It begins with the parameters of stage 1" in out) == begins
     code, out, _ = run(args, 2, "--", "--init_from", "other:900")
     assert code == 0 and "begins with" not in out and "--init_from other:900" in out
-
-
-def test_launch_takes_the_world_size_from_the_host_file(run):
-    command = launch(run, "--tokens_per_gpu", 8192, "--hostfile", "hosts/4x_p3dn", "--stage", 1)
-    assert command[2] == "32" and "225000" in command
-    code, _, err = run("--launch hvd --num_gpus 31 --tokens_per_gpu 8192 --hostfile hosts/4x_p3dn")
-    assert code == 2 and "--num_gpus 31" in err and "32 slots" in err
 
 
 def test_launch_passes_the_users_options_on(run, tmp_path):
@@ -454,26 +362,6 @@ def byteps_blocks(run, *args) -> list[str]:
     assert code == 0, err
     easy, by_hand = out.rstrip("\n").split("\n\n")
     return [easy, by_hand]
-
-
-def test_byteps_commands_of_32_gpus(run):
-    args = "--num_gpus 32 --tokens_per_gpu 8192 --hostfile hosts/4x_p3dn"
-    easy, by_hand = byteps_blocks(run, *shlex.split(args))
-    command = split(easy)
-    assert command[:4] == ["python", "hosts/launch.py", "--backend", "byteps"]
-    assert command[4:6] == ["--hostfile", "hosts/4x_p3dn"]
-    cut = command.index("--")
-    assert "MXNET_SAFE_ACCUMULATION=1" in command[:cut]
-    assert command[cut + 1 : cut + 3] == ["python", "run_pretraining_byteps.py"]
-    for text in (easy, by_hand):
-        assert lamb_paper.plan(32, 8192).options() in " ".join(split(text))
-        assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in text
-        assert "--ckpt_dir ckpt_dir" in text
-    assert by_hand.startswith("# both stages by hand instead: first, in every shell\n")
-    assert "export DMLC_NUM_WORKER=4 " in by_hand and "DMLC_NUM_SERVER=4 " in by_hand
-    assert "\nDMLC_ROLE=scheduler bpslaunch\n" in by_hand and "\nDMLC_ROLE=server bpslaunch\n" in by_hand
-    assert "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in by_hand
-    assert "0 on p3dn-01, 1 on p3dn-02, 2 on p3dn-03, 3 on p3dn-04" in by_hand
 
 
 def test_byteps_commands_name_the_interface(run, tmp_path):
