@@ -248,7 +248,6 @@ def test_an_output_is_replaced_whole_or_not_at_all(place, capsys):
         (["ours", "out", "--vocab", "short.txt"], "--vocab: short.txt lacks [PAD]"),
         (["ours", "out", "--vocab", "none.txt"], "--vocab none.txt: cannot be read"),
         (["ours", "out", "--vocab", "list.json"], "list.json is no vocabulary of GluonNLP"),
-        (["ours", "out", "--to", "pytorch"], "invalid choice: 'pytorch'"),
         (["ours:3", "out"], "ours:3: no checkpoint of this step"),
         (["large", "out", "--dtype", "float16"], "numbers of pooler.bias are not finite in float16"),
     ],

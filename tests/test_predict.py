@@ -326,7 +326,6 @@ class TestEmbed:
             (["--embed", "a", "--output", "v.npz", "--layer", "3"], "--layer 3: huggingface/model.safete"),
             (["--embed", "a", " ", "--output", "v.npz"], "text 2: no token is left of the text; remove it"),
             (["--embed", "a", "b " * 39, "--output", "v.npz"], "text 2: 41 tokens with [CLS] and [SEP]"),
-            (["--embed", "a", "--output", "v.npz", "--pooling", "max"], "--pooling"),
             (["a [MASK]", "--layer", "1"], "--layer is for --embed"),
         ],
     )

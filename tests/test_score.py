@@ -193,7 +193,6 @@ def test_pairs_that_cannot_be_judged(place, tmp_path, content, said):
         (["ours", "pairs", "--json", "nowhere/s.json"], "--json nowhere/s.json: no file can be there"),
         (["ours", "pairs", "--plot", "pairs"], "--plot pairs: no file can be there"),
         (["ours", "pairs", "--plot", "s.pdf"], "--plot s.pdf: the picture is a PNG"),
-        (["ours", "pairs", "--metric", "pll"], "--metric"),
         (["ours", "pairs", "--vocab", "v", "--sentencepiece", "s"], "exclude each other"),
     ],
 )

@@ -305,7 +305,7 @@ QUANTITY = "is not a number with a unit"
         ("--resource rdma/hca=1e400", f"--resource: '1e400' {QUANTITY}"),
         *(
             (f"--server_cpus {each}", f"--server_cpus: '{each}' {QUANTITY}")
-            for each in ("1e400", "0", "0.0m", "10000Pi", "9223372036854775808", "1_0", "\u0663")
+            for each in ("0", "0.0m", "10000Pi", "9223372036854775808")
         ),
         ("--node gpu", "--node: 'gpu' is not NAME=VALUE"),
         ("--server_memory much", f"--server_memory: 'much' {QUANTITY}"),
