@@ -1,5 +1,5 @@
 """Plans of the LAMB paper: as the job of a training script, and as the run of a cluster's job, which has the
-options that hparams.py gives it. Whole jobs are in docs/hparams.md, with which tests/test_readme.py compares."""
+options that hparams.py gives it. Whole jobs are in docs/hparams.md, which tests/test_readme.py compares."""
 
 from __future__ import annotations
 
