@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.launching import BYTEPS
+from hosts.launch import main
+from tests.hosts.launching import BYTEPS, LAUNCH, rejected
 from tests.processes import LIMIT, ROOT, python_3_9, run_command, start_command, until, wait_for_file
 
 PART = Path(__file__).with_name("part.py")
@@ -373,10 +374,9 @@ WORKERS = ["localhost slots=1"] * 2
         (["192.0.2.1 slots=1"] * 2, ["--ssh", "ssh 'a"], "--ssh"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, named):
-    result = launch(tmp_path, lines, ["exit0"], *options)
-    assert (result.returncode, result.stdout) == (2, ""), result.describe()
-    assert result.stderr.count("\n") == 1 and named in result.stderr
+def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, named, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert named in rejected(main, capsys, *words(tmp_path, lines, ["exit0"], *options)[len(LAUNCH) :])
     assert not (tmp_path / "rank.0.json").exists() and not (tmp_path / "logs").exists()
 
 
@@ -389,6 +389,7 @@ def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, name
     ],
 )
 def test_a_command_that_is_not_there(tmp_path, command, named):
+    """As a process: exit code and line are its own."""
     (tmp_path / "hosts").write_text("localhost slots=1\n")
     result = run_command([*BYTEPS, "--hostfile", tmp_path / "hosts", *command])
     assert (result.returncode, result.stdout) == (2, "")
