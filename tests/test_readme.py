@@ -7,7 +7,9 @@ tested below. A word `…` in a command stands for options of the reader's own.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
 import re
 import shlex
@@ -34,6 +36,7 @@ from comparison.projection.options import ProjectionOptions
 from data.formats.read import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
+from tests.faults.bad_values import COMMANDS
 from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training import gluonnlp_options
@@ -521,7 +524,7 @@ def test_options_of_the_data_commands_exist(helps_of):
     for command in of(*DATA_COMMANDS):
         for word in command.words[3:]:
             if word.startswith("--"):
-                assert re.search(rf"{word}\b(?!-)", helps_of[f"-m {program(command)}"]), command.text
+                assert re.search(rf"{word}\b(?!-)", helps_of[program(command)]), command.text
 
 
 def test_conversion_of_gluonnlps_files(tmp_path):
@@ -622,15 +625,25 @@ def test_options_named_in_the_text_exist(guide, helps):
             assert known, f"{guide.name}: {option}"
 
 
+def help_of(name: str) -> str:
+    """The help of a script or module, in this process where it is one of the commands."""
+    if name not in COMMANDS:
+        return run_command([sys.executable, "-m", name, "--help"]).check().stdout
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        COMMANDS[name].parse(["--help"])
+    text = out.buffer.getvalue().decode("utf-8")
+    assert "--help" in text, name
+    return text
+
+
 @pytest.fixture(scope="module")
 def helps_of() -> dict[str, str]:
-    """The help of each command."""
-    modules = [*DATA_COMMANDS, "bench.step", "bench.pipelines", "training.profile", "tests.faults"]
-    modules = [f"-m {name}" for name in [*modules, "tests.pipeline_hosts"]]
-    modules += [f"hosts/{name}.py" for name in ("launch", "check", "slurm", "kubernetes", "sagemaker")]
-    modules += [SCRIPT, "hparams.py", "compare.py", "convert.py", "predict.py", "score.py", "results.py"]
-    modules += FINETUNING
-    return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
+    """The help of each command that the guides may name an option of."""
+    names = [*DATA_COMMANDS, "bench.step", "bench.pipelines", "training.profile", "tests.faults"]
+    names += [f"hosts/{name}.py" for name in ("launch", "check", "slurm", "kubernetes", "sagemaker")]
+    names += [SCRIPT, "hparams.py", "compare.py", "convert.py", "predict.py", "score.py", "results.py"]
+    return {name: help_of(name) for name in [*names, *FINETUNING, "tests.pipeline_hosts"]}
 
 
 @pytest.fixture(scope="module")
