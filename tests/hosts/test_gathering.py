@@ -96,7 +96,7 @@ def test_ranks_that_have_saved_decide(pods, code, monkeypatch):
     monkeypatch.setattr(gathering, "UNRELEASED", 0.1)
     for pod in pods[2:]:
         pod.end(code)
-    assert {verdict.code for verdict in verdicts(pods)} == {code}
+    assert verdicts(pods) == {Verdict(code, f"the ranks ended with {code}")}
 
 
 @pytest.mark.parametrize("code", [1, 2, 137])
