@@ -1,7 +1,7 @@
 """Pipelines against one process that takes the same micro-batches, over 50 steps: 1 to 4 stages, 1 and 2
 replicas, 1, 4 and 7 micro-batches, both schedules and placements, every step clipped, and one that overflows.
 
-    python -m tests.pipelines [--steps 50] [--stages 1 2 3 4]
+    python -m tests.pipelines [--steps 50] [--stages 1 2 3 4] [--json pipelines.json]
 
 prints tables and exits with 1 where a loss differs by more than LOSSES, where schedules or placements do not
 give the same bits, where a step is not clipped or another one than that with the overflow is skipped, or
@@ -28,11 +28,12 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 from base.tables import Row, Table, markdown
+from bench.harness import write_figures
 from bert.weights.names import EMBEDDING
 from tests.pipelines_worker import CLIP_NORM, STALE, SWAPPED, UNTIED, Case
 from tests.processes import run_ranks
@@ -188,8 +189,14 @@ class Entry:
 
 def base_case(stages: int, replicas: int, micro_batches: int, steps: int) -> Case:
     """The run of which the matrix has variants."""
-    name, overflow = f"{replicas}-{micro_batches}", overflow_of(steps)
-    return Case(name, COUNTS[stages], replicas, micro_batches, steps=steps, overflow=overflow)
+    return Case(
+        f"{replicas}-{micro_batches}",
+        COUNTS[stages],
+        replicas,
+        micro_batches,
+        steps=steps,
+        overflow=overflow_of(steps),
+    )
 
 
 def overflow_of(steps: int) -> int:
@@ -329,6 +336,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--stages", type=int, nargs="+", choices=COUNTS, default=list(COUNTS))
+    parser.add_argument("--json", help="write all figures there")
     options = parser.parse_args()
     faults: list[str] = []
     entries: list[Entry] = []
@@ -358,6 +366,11 @@ def main() -> int:
     print("\n".join(markdown(each) for each in tables))
     faults += wrong
     print("\n".join(faults) or "all as it must be")
+    if options.json:
+        figures: dict[str, Any] = {"steps": options.steps, "faults": faults}
+        figures["matrix"] = [asdict(each) for each in entries]
+        figures["tables"] = [{"head": each.head, "rows": [row.cells for row in each.rows]} for each in tables]
+        write_figures(options.json, figures)
     return 1 if faults else 0
 
 

@@ -49,7 +49,7 @@ from training.step import StepSettings, TrainStep, dropout_seed
 TASK = Pretraining()
 SEED, STDEV, CLIP_NORM, LR = 3, 0.2, 0.1, 0.005
 ROWS, LENGTH, PREDICTIONS = 3, 12, 4
-STALE, SWAPPED, UNTIED, LOOSE = "stale", "swapped", "untied", "loose"
+STALE, SWAPPED, UNTIED, LOOSE = DAMAGES = ("stale", "swapped", "untied", "loose")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Case:
         start: name of the checkpoint that it goes on from. saves: whether it leaves one under its own name.
         tight: whether the checkpoint is written without a copy of the state, for want of memory.
         tied: whether the word embedding is the decoder's weight.
-        damage: STALE, an activation that belongs to another micro-batch; SWAPPED, the second and the third of
-            four stages in each other's place; UNTIED, the gradient of the word embedding not exchanged;
-            LOOSE, its value not the same on both stages.
+        damage: of DAMAGES: an activation that belongs to another micro-batch, the second and the third of
+            four stages in each other's place, the gradient of the word embedding not exchanged, its value
+            not the same on both stages.
     """
 
     name: str

@@ -138,8 +138,10 @@ def test_what_transformers_load(place, monkeypatch, capsys):
     for task, found in zip(tasks, transformers(place.folder, tasks)):
         assert not any(found["keys"].values()) and found["said"] == "", task
         assert [WORDS[index] for index in found["ids"]] == ["[CLS]", "the", "capital", "##s", "[SEP]"]
-        outputs = place.outputs(os.path.basename(task["out"]))
-        form = os.path.basename(task["folder"])[:4].rstrip("-")
+        outputs, form = (
+            place.outputs(os.path.basename(task["out"])),
+            os.path.basename(task["folder"])[:4].rstrip("-"),
+        )
         if task["class"] == "BertForPreTraining":
             for name, array in place.outputs(f"{form}.npz").items():
                 np.testing.assert_array_equal(outputs[name], array)

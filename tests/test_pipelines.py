@@ -15,7 +15,7 @@ from tests.faults import attack_pipelines
 from tests.faults.figure import Setting
 from tests.faults.jobs import Job, find, wait_for_checkpoint
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
-from tests.pipelines_worker import CLIP_NORM, LOOSE, STALE, SWAPPED, UNTIED, Case
+from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
 
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
 FOUR = Case("four", COUNTS[4], replicas=1, accumulate=6, steps=3, overflow=2)
@@ -78,6 +78,7 @@ def test_damages_are_seen(found, damage):
 
 
 def test_a_word_embedding_that_differs_is_not_saved(found):
+    assert LOOSE in DAMAGES
     errors = found[LOOSE].errors
     assert len(set(errors)) == 1
     assert "the word embedding" in errors[0]
@@ -86,11 +87,12 @@ def test_a_word_embedding_that_differs_is_not_saved(found):
 
 def test_a_stage_that_stops_is_named_and_the_others_end(tmp_path_factory, tmp_path):
     """One of the attacks of tests/faults/attack_pipelines.py, on two replicas of two stages."""
-    how, when = attack_pipelines.STOPPED, attack_pipelines.STEPS
-    case = attack_pipelines.Case(3, how, when, 0, "1f1b", "intra_first")
+    case = attack_pipelines.Case(
+        3, attack_pipelines.STOPPED, attack_pipelines.STEPS, 0, "1f1b", "intra_first"
+    )
     (tmp_path / "embedded").symlink_to(built_once(tmp_path_factory, vocab_size=1024))
     job, directory = Job(Setting("hvd_mpi", 0, tmp_path, tmp_path), 2), tmp_path / "run"
-    with attack_pipelines.started(job, case, directory, comm_timeout=30, num_steps="1000,1") as run:
+    with attack_pipelines.started(job, case, directory, comm_timeout=60, num_steps="1000,1") as run:
         victim = find(run, "mpirun", case.who)
         wait_for_checkpoint(run, directory)
         os.kill(victim, signal.SIGSTOP)

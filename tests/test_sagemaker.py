@@ -14,26 +14,32 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from hosts import sagemaker
 from hosts.mpirun import AS_ROOT
 from run_sagemaker import announced, copy_model, training_command
-from tests.hosts.launching import rejected
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 from training.checkpoint import list_steps
 
 CALL = ["--image", "1.dkr.ecr.eu-west-1.amazonaws.com/bert:1", "--role", "arn:aws:iam::1:role/R"]
 CALL += ["--instances", "1", "--instance_type", "ml.c7i.large", "--slots", "2"]
-SPOT = ["--channel", "corpus=s3://bucket/corpus", "--checkpoints", "s3://bucket/runs", "--spot"]
-OWN = ["run_pretraining_hvd.py", "--raw", "--data", "channel:corpus/*.txt"]
-OWN += ["--vocab", "channel:corpus/vocab.txt"]
+OWN = [
+    "run_pretraining_hvd.py",
+    "--raw",
+    "--data",
+    "channel:corpus/*.txt",
+    "--vocab",
+    "channel:corpus/vocab.txt",
+]
 OWN += ["--model", "bert_1_32_2", "--max_seq_length", "16", "--batch_size", "4", "--ckpt_interval", "100000"]
 OWN += ["--log_interval", "5", "--progress", "lines"]
 
 
+def call(*words: str):
+    return run_command([sys.executable, ROOT / "hosts" / "sagemaker.py", *words])
+
+
 def estimator(*words: str) -> dict:
     """The fields of the printed call, and of its fit()."""
-    command = [sys.executable, ROOT / "hosts" / "sagemaker.py", *CALL, *SPOT, *words]
-    tree = ast.parse(run_command(command).check().stdout)
+    tree = ast.parse(call(*words).check().stdout)
     (made,) = (node for node in tree.body if isinstance(node, ast.Assign))
     fields = {each.arg: ast.literal_eval(each.value) for each in made.value.keywords}
     assert made.value.func.id == "Estimator"
@@ -100,7 +106,16 @@ class SageMaker:
 def test_a_spot_interruption_and_the_next_job(tmp_path):
     """SIGTERM to process 1, which is all that SageMaker sends; the job that follows gets the same folder."""
     sagemaker = SageMaker(tmp_path)
-    fields = estimator("--", *OWN, "--num_steps", "200", "--dropout", "0")
+    words = [
+        *CALL,
+        "--channel",
+        "corpus=s3://bucket/corpus",
+        "--checkpoints",
+        "s3://bucket/runs",
+        "--spot",
+        "--",
+    ]
+    fields = estimator(*words, *OWN, "--num_steps", "200", "--dropout", "0")
     with sagemaker.start(fields["hyperparameters"]) as run:
         wait_for_file(sagemaker.checkpoints / "metrics.jsonl", text="mlm_loss", run=run)
         os.kill(run.pid, signal.SIGTERM)
@@ -115,11 +130,26 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
     assert {"0000200.params", "0000200.json"} <= {each.name for each in sagemaker.model.iterdir()}
 
 
-def test_the_fields_of_the_call():
-    """The plan in its hyperparameters is compared with that of hparams.py in hosts/test_plans.py."""
-    own = ["--data", "channel:corpus/*.txt", "--vocab", "channel:corpus/v.txt"]
-    fields = estimator("--tokens_per_gpu", "8192", "--", *own)
+def test_the_call_has_what_the_plan_says():
+    words = [*CALL, "--channel", "corpus=s3://bucket/corpus", "--checkpoints", "s3://bucket/runs", "--spot"]
+    words += [
+        "--tokens_per_gpu",
+        "8192",
+        "--",
+        "--data",
+        "channel:corpus/*.txt",
+        "--vocab",
+        "channel:corpus/v.txt",
+    ]
+    fields = estimator(*words)
     options = fields["hyperparameters"]
+    plan = ["--num_gpus", "2", "--tokens_per_gpu", "8192", "--json"]
+    planned = json.loads(run_command([sys.executable, ROOT / "hparams.py", *plan]).check().stdout)[
+        "options"
+    ].split()
+    for name, value in zip(planned, planned[1:]):
+        if name.startswith("--"):
+            assert options[name[2:]] == ("true" if value.startswith("--") else value)
     assert all(isinstance(value, str) for value in options.values())
     assert fields["checkpoint_local_path"] == "/opt/ml/checkpoints" and "ckpt_dir" not in options
     assert fields["use_spot_instances"] is True and fields["max_wait"] > fields["max_run"]
@@ -127,20 +157,30 @@ def test_the_fields_of_the_call():
 
 
 @pytest.mark.parametrize(
-    ("words", "own", "said"),
+    ("words", "said"),
     [
-        ("--spot", OWN, "--spot: needs --checkpoints"),
-        ("--channel a=b", OWN, "--channel: 'a=b' is not NAME=s3://"),
-        ("--checkpoints bucket", OWN, "--checkpoints: 'bucket' is not s3://"),
-        ("--instance_type p3dn", OWN, "--instance_type: 'p3dn' is not a type of instance"),
-        ("", [*OWN, "--data_eval", "channel:b/x"], "--data_eval channel:b/x: add --channel b=s3://"),
-        ("", ["run_pretraining_byteps.py", "--dummy_data_len", "8"], "SageMaker's toolkit starts MPI"),
-        ("", [*OWN, "--dropout", "2"], "after --: argument --dropout: '2'"),
+        (["--spot"], "--spot: needs --checkpoints"),
+        (["--channel", "a=b"], "--channel: 'a=b' is not NAME=s3://"),
+        (["--checkpoints", "bucket"], "--checkpoints: 'bucket' is not s3://"),
+        (["--instance_type", "p3dn"], "--instance_type: 'p3dn' is not a type of instance"),
     ],
 )
-def test_bad_options_are_noticed_before_the_job(words, own, said, capsys):
-    words = [*CALL, "--channel", "corpus=s3://bucket/c", *words.split()]
-    assert said in rejected(sagemaker.main, capsys, *words, "--", *own)
+def test_bad_options_of_the_call_are_one_line(words, said):
+    result = call(*CALL, "--channel", "corpus=s3://bucket/c", *words, "--", *OWN)
+    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (OWN, "--data channel:corpus/*.txt: add --channel corpus=s3://"),
+        (["run_pretraining_byteps.py", "--dummy_data_len", "8"], "SageMaker's toolkit starts MPI"),
+        ([*OWN, "--dropout", "2"], "after --: argument --dropout: '2'"),
+    ],
+)
+def test_bad_options_of_the_script_are_noticed_before_the_job(own, said):
+    result = call(*CALL, "--", *own)
+    assert result.returncode == 2 and said in result.stderr and result.stdout == ""
 
 
 def test_options_become_a_command():
@@ -187,11 +227,21 @@ def test_hosts_are_announced():
 
 
 def test_the_model_is_that_of_the_last_checkpoint(tmp_path):
-    last = ["0000008.params", "0000008.json", "run.yaml"]
-    for name in ("0000004.params", "0000004.json", "0000008.states.npz", *last):
+    for name in (
+        "0000004.params",
+        "0000004.json",
+        "0000008.params",
+        "0000008.json",
+        "0000008.states.npz",
+        "run.yaml",
+    ):
         (tmp_path / name).write_text(name)
     copy_model(str(tmp_path), str(tmp_path / "model"))
-    assert {each.name for each in (tmp_path / "model").iterdir()} == set(last)
+    assert {each.name for each in (tmp_path / "model").iterdir()} == {
+        "0000008.params",
+        "0000008.json",
+        "run.yaml",
+    }
 
 
 def test_a_missing_toolkit_is_named(tmp_path):

@@ -54,8 +54,13 @@ def make(task: dict[str, Any], inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     torch.save(state, f"{task['folder']}.bin")
     renamed = OrderedDict((nvidia(name), tensor) for name, tensor in state.items())
     optimizer = torch.optim.Adam(model.parameters(), lr=0)
-    content = {"model": renamed, "optimizer": optimizer.state_dict(), "master params": []}
-    content.update(files=["a"], epoch=1)
+    content = {
+        "model": renamed,
+        "optimizer": optimizer.state_dict(),
+        "master params": [],
+        "files": ["a"],
+        "epoch": 1,
+    }
     torch.save(content, f"{task['folder']}.pt")
     np.savez(task["out"], **logits(model, inputs))
     return {}
