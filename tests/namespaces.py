@@ -23,10 +23,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from tests.processes import LIMIT
 
@@ -172,16 +173,12 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
         ssh = directory / "ssh" / "ssh"
         ssh.write_text(_SSH.format(agent=shlex.quote(str(agent))), encoding="ascii")
         ssh.chmod(0o755)
+        own = f"PRTE_MCA_plm_ssh_agent={agent}"
         yield TwoHosts(
             hostfile=hostfile,
             agent=agent,
             # Gloo looks for the address of its host's own name.
-            prefix=[
-                *enter(holders[0]),
-                *bound(names, "/etc/hosts"),
-                "env",
-                f"PRTE_MCA_plm_ssh_agent={agent}",
-            ],
+            prefix=[*enter(holders[0]), *bound(names, "/etc/hosts"), "env", own],
             mpirun_args=[
                 *("--hostfile", str(hostfile)),
                 *("-mca", "plm_rsh_agent", str(agent)),
@@ -193,29 +190,37 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
         )
 
 
-def _start_holder(stack: contextlib.ExitStack, name: str) -> int:
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "sh", "-c"]
-        + ['hostname "$0" && exec sleep infinity', name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-    def stop() -> None:
-        process.kill()
-        process.communicate()
-
-    stack.callback(stop)
-    deadline = time.monotonic() + LIMIT
-    while Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() != "sleep":
-        if process.poll() is not None:
-            assert process.stderr is not None
-            raise Unavailable(process.stderr.read().decode(errors="replace").strip())
-        if time.monotonic() > deadline:
-            raise Unavailable(f"the namespace for {name} did not start")
-        time.sleep(0.01)
+def started(
+    stack: contextlib.ExitStack,
+    words: Sequence[str],
+    is_ready: Callable[[int], bool] = lambda pid: True,
+    **options: Any,
+) -> int:
+    """Starts a program that ends with `stack` and with this process, and waits until `is_ready` says so of
+    its process id, which is returned. `options` are Popen's. Raises Unavailable with what it has said."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *words],
+            **{"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said, **options},
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        deadline = time.monotonic() + LIMIT
+        while not is_ready(process.pid):
+            if process.poll() is not None or time.monotonic() > deadline:
+                said.seek(0)
+                reason = said.read().decode(errors="replace").strip()
+                raise Unavailable(f"{shlex.join(words)} did not start: {reason}")
+            time.sleep(0.01)
     return process.pid
+
+
+def _start_holder(stack: contextlib.ExitStack, name: str) -> int:
+    def sleeps(pid: int) -> bool:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() == "sleep"
+
+    script = 'hostname "$0" && exec sleep infinity'
+    return started(stack, ["unshare", "--net", "--uts", "sh", "-c", script, name], sleeps)
 
 
 def enter(holder: int) -> list[str]:
@@ -226,21 +231,7 @@ def enter(holder: int) -> list[str]:
 def _start_shell(stack: contextlib.ExitStack, holder: int, path: Path) -> int:
     """Starts the server of a host's remote shell at a socket; returns its process id."""
     serve = [sys.executable, "-I", "-S", REMOTE_SHELL, "serve", str(path)]
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *enter(holder), *serve], stdin=subprocess.DEVNULL
-    )
-
-    def stop() -> None:
-        process.kill()
-        process.wait()
-
-    stack.callback(stop)
-    deadline = time.monotonic() + LIMIT
-    while not path.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise Unavailable("the remote shell did not start")
-        time.sleep(0.01)
-    return process.pid
+    return started(stack, [*enter(holder), *serve], lambda pid: path.exists())
 
 
 def _agent(shells: list[Path]) -> str:

@@ -24,14 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from tests.namespaces import (
-    Unavailable,
-    bound,
-    commands_on,
-    enter,
-    joined,
-    kill_on,
-)
+from tests.namespaces import Unavailable, bound, commands_on, enter, joined, kill_on, started
 from tests.processes import LIMIT
 
 NODES = ("alpha", "beta")
@@ -163,10 +156,8 @@ def _wait_until_idle(cluster: Cluster) -> None:
     end = time.monotonic() + LIMIT
     while True:
         with contextlib.suppress(AssertionError):
-            if (
-                cluster.run("sinfo", "--noheader", "--Node", "--format=%T", "-p", "usual").split()
-                == ["idle"] * 2
-            ):
+            states = cluster.run("sinfo", "--noheader", "--Node", "--format=%T", "-p", "usual")
+            if states.split() == ["idle"] * 2:
                 return
         if time.monotonic() > end:
             logs = "".join(path.read_text(errors="replace")[-1500:] for path in cluster.folder.glob("*.log"))
@@ -178,17 +169,5 @@ def _daemon(
     stack: contextlib.ExitStack, folder: Path, place: Sequence[str], words: list[str], env: dict[str, str]
 ) -> None:
     with open(folder / f"{words[0]}.out", "ab") as out:
-        process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *place, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, **env},
-            start_new_session=True,
-        )
-
-    def stop() -> None:
-        process.kill()
-        process.wait()
-
-    stack.callback(stop)
+        more = {"stdout": out, "stderr": out, "env": {**os.environ, **env}, "start_new_session": True}
+        started(stack, [*place, *words], **more)

@@ -17,14 +17,12 @@ import contextlib
 import os
 import shlex
 import shutil
-import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping
 
-from tests.namespaces import SUBNET, Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire
-from tests.processes import LIMIT, until
+from tests.namespaces import Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire, started
+from tests.processes import until
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 SSHD = "/usr/sbin/sshd"
@@ -158,9 +156,6 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
         )
 
 
-MPIRUN_NETWORK = ("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET)
-
-
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="ascii")
 
@@ -180,25 +175,10 @@ def _start_server(stack: contextlib.ExitStack, holder: int, folder: Path, name: 
         "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && "
         f'mount --bind {shlex.quote(str(folder / "hosts"))} /etc/hosts && exec "$0" "$@"'
     )
-    log = folder / f"log.{name}"
-    words = ["setpriv", "--pdeathsig", "KILL", *enter(holder), "unshare", "--mount", "sh", "-c", script]
-    words += [SSHD, "-D", "-f", str(folder / f"server.{name}"), "-E", str(log)]
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
-    def stop() -> None:
-        process.kill()
-        process.wait()
-        kill_on(holder)  # sessions are no children of the server
-
-    stack.callback(stop)
-    end = time.monotonic() + LIMIT
-    while not _listens(holder):
-        if process.poll() is not None or time.monotonic() > end:
-            raise Unavailable(
-                f"the ssh server of {name} did not start: {log.read_text() if log.exists() else ''}"
-            )
-        time.sleep(0.02)
-    return process.pid
+    server = [SSHD, "-D", "-e", "-f", str(folder / f"server.{name}")]
+    words = [*enter(holder), "unshare", "--mount", "sh", "-c", script, *server]
+    stack.callback(kill_on, holder)  # sessions are no children of the server
+    return started(stack, words, lambda pid: _listens(holder))
 
 
 def _listens(holder: int) -> bool:

@@ -161,19 +161,12 @@ def test_a_decoder_that_is_not_tied(place, capsys):
 def test_what_lies_beside_the_weights(place):
     source("ours", config=replace(SMALL, activation="tanh"))
     assert run("ours", "hf", "--to", "huggingface") == 0
-    assert sorted(os.listdir("hf")) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer_config.json",
-        "vocab.txt",
-    ]
+    files = ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    assert sorted(os.listdir("hf")) == files
     config = json.loads(Path("hf/config.json").read_text())
     assert config["architectures"] == ["BertForPreTraining"] and config["hidden_act"] == "gelu_new"
-    assert (
-        config["layer_norm_eps"] == 1e-12
-        and config["vocab_size"] == TOKENS
-        and config["model_type"] == "bert"
-    )
+    expected = {"layer_norm_eps": 1e-12, "vocab_size": TOKENS, "model_type": "bert"}
+    assert {name: config[name] for name in expected} == expected
     tokenizer = json.loads(Path("hf/tokenizer_config.json").read_text())
     assert tokenizer["do_lower_case"] is True and tokenizer["model_max_length"] == SMALL.positions
     assert Path("hf/vocab.txt").read_text().split("\n")[:-1] == WORDS
@@ -210,16 +203,12 @@ def test_the_summary_in_json(place, capsys):
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
     summary = json.loads(line)
-    assert (
-        summary["from"] == "gluonnlp" and summary["to"] == "tensorflow" and summary["dtypes"] == ["float64"]
-    )
-    assert (
-        summary["config"]["activation"] == "erf" and summary["tokens"] == TOKENS and summary["missing"] == []
-    )
+    expected = {"from": "gluonnlp", "to": "tensorflow", "dtypes": ["float64"], "missing": []}
+    assert {name: summary[name] for name in expected} == expected
+    assert summary["config"]["activation"] == "erf" and summary["tokens"] == TOKENS
     assert summary["parameters"] == sum(array.size for array in arrays().values())
-    assert any("tanh" in each for each in summary["warnings"]) and any(
-        "float32" in each for each in summary["warnings"]
-    )
+    warnings = "\n".join(summary["warnings"])
+    assert "tanh" in warnings and "float32" in warnings
 
 
 def test_an_output_is_replaced_whole_or_not_at_all(place, capsys):
@@ -259,7 +248,6 @@ def test_an_output_is_replaced_whole_or_not_at_all(place, capsys):
         (["ours", "out", "--vocab", "short.txt"], "--vocab: short.txt lacks [PAD]"),
         (["ours", "out", "--vocab", "none.txt"], "--vocab none.txt: cannot be read"),
         (["ours", "out", "--vocab", "list.json"], "list.json is no vocabulary of GluonNLP"),
-        (["ours", "out", "--to", "pytorch"], "invalid choice: 'pytorch'"),
         (["ours:3", "out"], "ours:3: no checkpoint of this step"),
         (["large", "out", "--dtype", "float16"], "numbers of pooler.bias are not finite in float16"),
     ],
@@ -368,30 +356,6 @@ def test_files_that_end_too_early(place, capsys, formats, path, named):
             assert line[0].startswith("error: INPUT") and named in line[0], line
             assert os.listdir() == [folder]
         shutil.rmtree("out", ignore_errors=True)
-
-
-@pytest.mark.parametrize(
-    "path", ["gluonnlp/model.params", "huggingface/model.safetensors", f"tensorflow/{TF}.index"]
-)
-def test_bits_that_have_changed(place, capsys, formats, path):
-    """In the parts that describe tensors: an error, or a model all the same where a number changed."""
-    content = (formats / path).read_bytes()
-    folder, generator = path.partition("/")[0], np.random.default_rng(5)
-    shutil.copytree(formats / folder, folder)
-    rejected = 0
-    for _ in range(15):
-        changed = bytearray(content)
-        byte = int(generator.integers(0, min(len(content), 2000)))
-        changed[-byte if path.endswith(".params") else byte] ^= 1 << int(generator.integers(0, 8))
-        Path(path).write_bytes(changed)
-        if run(folder, "out") == 0:
-            shutil.rmtree("out")
-            continue
-        rejected += 1
-        (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error:")]
-        assert line.startswith("error: INPUT") and folder in line
-        assert os.listdir() == [folder]
-    assert rejected > 5
 
 
 def test_a_pickle_that_would_run_something(place, formats):

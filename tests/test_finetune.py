@@ -29,6 +29,7 @@ from training.profiling.trace import read_trace
 from training.results.record import read_result
 
 SQUAD, CLASSIFIER = ROOT / "finetune_squad.py", ROOT / "finetune_classifier.py"
+SURE = {"model": "bert_1_64_2", "dropout": 0, "lr": "2e-3"}  # it learns the sentences within seconds
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +121,7 @@ class TestSquad:
         found, expected = parameters(tmp_path), parameters(answered)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=2e-3, err_msg=name)
-        both = zip(metrics(tmp_path), metrics(answered))
-        for mine, theirs in both:
+        for mine, theirs in zip(metrics(tmp_path), metrics(answered)):
             assert mine["step"] == theirs["step"]
             if "lr" in mine:
                 assert mine["span_loss"] == pytest.approx(theirs["span_loss"], rel=1e-3)
@@ -134,9 +134,8 @@ class TestSquad:
 
     def test_training_goes_on_from_another_head(self, data, answered, tmp_path):
         """--init_from of a fine-tuned model takes BERT alone; --model_parameters its head too."""
-        part, *_ = prepare(
-            finetune_squad.SCRIPT, squad(data, tmp_path, model=None, vocab=None, init_from=answered)
-        )
+        words = squad(data, tmp_path, model=None, vocab=None, init_from=answered)
+        part, *_ = prepare(finetune_squad.SCRIPT, words)
         assert "span_classifier.weight" not in part.inputs.start.initial.tensors
         assert any("random numbers for the head" in each for each in part.inputs.start.initial.messages)
         words = squad(data, tmp_path, model=None, vocab=None, model_parameters=answered)
@@ -149,15 +148,7 @@ class TestClassifier:
     @pytest.fixture(scope="class")
     def labelled(self, data, tmp_path_factory) -> Path:
         folder = tmp_path_factory.mktemp("labels")
-        changes = {
-            "epochs": 12,
-            "batch_size": 16,
-            "model": "bert_1_64_2",
-            "dropout": 0,
-            "lr": "2e-3",
-            "seed": 0,
-            "profile": folder / "trace.json",
-        }
+        changes = {"epochs": 12, "batch_size": 16, "seed": 0, "profile": folder / "trace.json", **SURE}
         words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
         with pytest.raises(InputError, match="--test_file.*has the content of"):
             prepare(finetune_classifier.SCRIPT, words)
@@ -167,9 +158,7 @@ class TestClassifier:
 
     def test_it_learns_and_is_scored(self, data, labelled):
         result = read_result(str(labelled))
-        assert (
-            result.task == "classification" and result.main_score == "score" and result.status == "finished"
-        )
+        assert (result.task, result.main_score, result.status) == ("classification", "score", "finished")
         assert result.scores["score"] == result.scores["accuracy"] > 0.8
         assert result.scores["label_acc"] == pytest.approx(result.scores["accuracy"])
         predicted, labels = (
@@ -213,32 +202,38 @@ class TestClassifier:
         float(lines[1].split("\t")[1])
 
 
-@pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "byteps")])
-def test_killed_and_resumed_bit_for_bit(backend, launcher, data, tmp_path):
-    """With dropout; killed as soon as a checkpoint in the middle of an epoch is there."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    changes = {"num_steps": 24, "ckpt_interval": 5, "batch_size": 4, "backend": backend}
+def start(data: Path, folder: Path, launcher: str) -> Any:
+    """Two ranks with dropout; checkpoints are in the middle of an epoch."""
+    backend = "byteps" if launcher == "byteps" else "hvd"
+    changes = {"num_steps": 24, "ckpt_interval": 5, "batch_size": 4, "backend": backend, "resume": True}
+    return launched(SQUAD, squad(data, folder, **changes), 2, launcher)
 
-    def start(folder: Path) -> Any:
-        return launched(SQUAD, squad(data, folder, resume=True, **changes), 2, launcher)
 
-    with start(whole) as run:
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    with start(data, folder, "mpirun") as run:
         run.wait().check()
-    with start(killed) as run:
-        run.kill_when((killed / "0000005.json").exists)
-    assert list_steps(str(killed))[-1] < 24
-    with start(killed) as run:
+    return folder
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "byteps"])
+def test_killed_and_resumed_bit_for_bit(launcher, data, whole, tmp_path):
+    """Killed as soon as there is a checkpoint, and resumed; the bits are also those of the other backend."""
+    with start(data, tmp_path, launcher) as run:
+        run.kill_when((tmp_path / "0000005.json").exists)
+    assert list_steps(str(tmp_path))[-1] < 24
+    with start(data, tmp_path, launcher) as run:
         result = run.wait().check()
     assert "continuing after step" in result.stdout
-    assert same_files(whole, killed) == []
+    assert same_files(whole, tmp_path) == []
 
 
 def test_the_best_of_each_seed_is_kept(data, tmp_path):
     """By the main score, which rank 0 alone has; an evaluation between two checkpoints is saved if it is."""
     folder = tmp_path / "runs"
     changes = {"keep_best": True, "keep_checkpoints": 1, "eval_interval": 9, "ckpt_interval": 20}
-    model = {"model": "bert_1_64_2", "dropout": 0, "lr": "2e-3", "seed": None, "seeds": 2, "batch_size": 8}
-    words = classifier(data, folder, num_steps=60, **model, **changes)
+    words = classifier(data, folder, num_steps=60, seed=None, seeds=2, **SURE, **changes)
     with launched(CLASSIFIER, words, 2, "mpirun") as run:
         run.wait().check()
     for member in (folder / "seed_0", folder / "seed_1"):
@@ -248,13 +243,10 @@ def test_the_best_of_each_seed_is_kept(data, tmp_path):
         expected = max(scores, key=scores.__getitem__)  # the first of equal ones
         assert best == {"step": expected, "figure": "eval_score", "value": scores[expected]}
         assert list_steps(str(member)) == sorted({expected, 60} | ({40} if expected == 60 else set()))
-        words = classifier(
-            data, tmp_path / f"{member.name}-again", model=None, vocab=None, only_inference=True,
-            model_parameters=f"{member}:best",
-        )  # fmt: skip
-        with launched(CLASSIFIER, words) as run:
-            run.wait().check()
-        assert read_result(str(tmp_path / f"{member.name}-again")).score == scores[expected]
+    best = {"model_parameters": f"{member}:best", "model": None, "vocab": None}
+    with launched(CLASSIFIER, classifier(data, tmp_path / "again", only_inference=True, **best)) as run:
+        run.wait().check()
+    assert read_result(str(tmp_path / "again")).score == scores[expected]
 
 
 def test_a_signal_saves_and_ends_the_run(data, tmp_path):
@@ -295,10 +287,7 @@ def test_bad_input_is_one_line(case, data, tmp_path, monkeypatch):
 
 BAD_TEXTS = {
     "no files": ({"train_file": None}, r"give --task_name and --data_dir, or --train_file"),
-    "no folder": (
-        {"train_file": None, "dev_file": None, "task_name": "RTE"},
-        r"--task_name needs --data_dir",
-    ),
+    "no folder": ({"train_file": None, "dev_file": None, "task_name": "RTE"}, "--task_name needs --data_dir"),
     "both": ({"task_name": "RTE", "data_dir": "."}, r"leave out those of own files"),
     "dev is train": ({"dev_file": "train.tsv"}, r"has the content of --train_file"),
     "calibration": ({"only_calibration": True}, r"--only_calibration is not followed here"),
@@ -386,10 +375,9 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
     taken = []
     for ranks, processes, size in ((1, 1, 8), (2, 2, 4), (1, 2, 4), (3, 2, 4), (4, 2, 4)):
         steps: list[list[int]] = [[] for _ in range(5)]
+        words = squad(data, tmp_path, batch_size=size, num_data_workers=0)
         for rank in range(ranks):
-            part, *_ = prepare(
-                finetune_squad.SCRIPT, squad(data, tmp_path, batch_size=size, num_data_workers=0)
-            )
+            part, *_ = prepare(finetune_squad.SCRIPT, words)
             config = replace(part.config, batch=replace(part.config.batch, processes=processes))
             plan = part.inputs.plan(config, processes)
             feed = part.inputs.open_training(config, plan, 3, Rank(rank, ranks), Reporter())

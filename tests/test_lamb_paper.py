@@ -52,20 +52,6 @@ def test_warmup_steps_round_a_half_up():
     assert lamb_paper.warmup_steps(10, 1.0) == 10
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "accumulate", "batch_size", "num_steps", "lr", "ratio"),
-    [
-        (256, 2, 32768, 14063, 0.005, 1 / 5),
-        (32, 1, 2048, 225_000, 0.00125, 1 / 80),
-        (8, 1, 512, 900_000, 0.000625, 1 / 320),
-    ],
-)
-def test_the_three_p3dn_experiments(num_gpus, accumulate, batch_size, num_steps, lr, ratio):
-    stage = lamb_paper.plan(num_gpus, 8192, accumulate).stages[0]
-    assert (stage.sequences_per_step, stage.num_steps) == (batch_size, num_steps)
-    assert (stage.lr, stage.warmup_ratio) == (pytest.approx(lr, rel=1e-12), pytest.approx(ratio, rel=1e-12))
-
-
 def test_mixed_batch_is_the_published_run():
     first, second = lamb_paper.mixed_batch_plan(256, 8192).stages
     assert (first.sequences_per_step, second.sequences_per_step) == (65536, 32768)
@@ -210,21 +196,6 @@ def test_warmup_is_cut_to_the_whole_run():
 
 
 # -------------------------------------------------------------------------------------------- disagreements
-
-
-def test_the_first_experiment_disagrees_and_the_second_does_not():
-    first = lamb_paper.stage_for_run(256, 8192, 2, 128)
-    different = lamb_paper.disagreements({"num_steps": 25600, "lr": 0.00354, "warmup_ratio": 0.1}, first)
-    assert [one.option for one in different] == ["num_steps", "lr", "warmup_ratio"]
-    assert [one.paper for one in different] == [14063, 0.005, 0.2]
-    assert [one.ratio for one in different] == pytest.approx([25600 / 14063, 0.708, 0.5])
-    assert "fits no row" in different[0].sentence
-    assert all("the value for 16384" in one.sentence for one in different[1:])
-
-    second = lamb_paper.stage_for_run(32, 8192, 1, 128)
-    assert (
-        lamb_paper.disagreements({"num_steps": 225000, "lr": 0.00125, "warmup_ratio": 0.0125}, second) == []
-    )
 
 
 def test_rounding_to_three_digits_is_no_disagreement():

@@ -60,9 +60,3 @@ def test_what_the_set_up_provides_may_not_be_missing(tmp_path):
         result = run(tmp_path, *options)
         assert result.returncode not in (0, 5), result.describe()
         assert "skipped (the operators are not built)" in result.stdout
-
-
-def test_make_test_sees_to_it():
-    commands = run_command(["make", "-n", "test"], env={"MAKEFLAGS": None}).check().stdout
-    words = re.findall(r"-m pytest [^|;]*", commands)
-    assert len(words) >= 2 and all("-p tests.no_vanishing" in line for line in words)

@@ -29,23 +29,10 @@ STEPS = 12
 
 def options(corpus, ckpt_dir, **changes) -> list[str]:
     chosen = {
-        "raw": True,
-        "data": corpus.train,
-        "vocab": corpus.vocab,
-        "model": "bert_1_32_2",
-        "max_seq_length": 32,
-        "batch_size": 256,
-        "use_avg_len": True,
-        "num_buckets": 2,
-        "num_steps": STEPS,
-        "lr": 0.01,
-        "warmup_ratio": 0.25,
-        "log_interval": 4,
-        "ckpt_interval": 6,
-        "seed": 3,
-        "peak_tflops": 1,
-        "ckpt_dir": ckpt_dir,
-        **changes,
+        **{"raw": True, "data": corpus.train, "vocab": corpus.vocab, "model": "bert_1_32_2", "seed": 3},
+        **{"max_seq_length": 32, "batch_size": 256, "use_avg_len": True, "num_buckets": 2, "lr": 0.01},
+        **{"num_steps": STEPS, "warmup_ratio": 0.25, "log_interval": 4, "ckpt_interval": 6},
+        **{"peak_tflops": 1, "ckpt_dir": ckpt_dir, **changes},
     }
     return words_of(chosen)
 
@@ -247,41 +234,27 @@ def test_a_bare_params_file_of_gluonnlp_is_a_start(alone, corpus, tmp_path):
     assert (tmp_path / name).read_bytes() != (complete / name).read_bytes()
 
 
-def test_sigterm_saves_at_the_next_step(corpus, tmp_path):
-    args = options(corpus, tmp_path, num_steps=100_000, ckpt_interval=100_000, log_interval=5)
-    with start_ranks(SCRIPT, 1, "none", args=args) as run:
-        wait_for_file(tmp_path / "metrics.jsonl", "\n", run)
-        run.signal(signal.SIGTERM)
-        result = run.wait()
-    assert result.returncode == 143, result.describe()
-    (manifest,) = tmp_path.glob("[0-9]*.json")
-    step = int(manifest.stem)
-    assert 5 <= step < 100_000
-    assert f"stopped by a signal after step {step}" in result.stderr
-    assert newest_complete(str(tmp_path), pytest.fail).step == step
-
-
-def test_sigusr1_to_mpirun_saves_on_all_ranks(corpus, tmp_path):
+def test_sigusr1_to_mpirun_saves_on_all_ranks_at_the_next_step(corpus, tmp_path):
+    """SIGTERM to one process: test_finetune.py."""
     args = options(corpus, tmp_path, num_steps=100_000, ckpt_interval=100_000, log_interval=5)
     with start_ranks(SCRIPT, 2, "mpirun", args=args) as run:
         wait_for_file(tmp_path / "metrics.jsonl", "\n", run)
         run.signal(signal.SIGUSR1)
         result = run.wait()
     assert result.returncode == 143, result.describe()
-    assert len(list(tmp_path.glob("[0-9]*.json"))) == 1
+    (manifest,) = tmp_path.glob("[0-9]*.json")
+    step = int(manifest.stem)
+    assert 5 <= step < 100_000
+    assert f"stopped by a signal after step {step}" in result.ranks[0].stderr
+    assert newest_complete(str(tmp_path), pytest.fail).step == step
 
 
 def test_files_with_masks_train_and_evaluate(corpus, tmp_path):
     """Output of data.prepare, in three formats under names that say nothing."""
     for name in ("npz", "hdf5", "tfrecord"):
-        run_command(
-            [
-                *(sys.executable, "-m", "data.prepare", "--input", corpus.held_out, "--vocab", corpus.vocab),
-                *("--format", name, "--max_seq_length", "32", "--dupe_factor", "1"),
-                *("--output", str(tmp_path / name)),
-            ],
-            cwd=ROOT,
-        ).check()
+        words = ["--input", corpus.held_out, "--vocab", corpus.vocab, "--format", name, "--dupe_factor", "1"]
+        words += ["--max_seq_length", "32", "--output", str(tmp_path / name)]
+        run_command([sys.executable, "-m", "data.prepare", *words]).check()
         (written,) = [path for path in (tmp_path / name).iterdir() if path.suffix != ".json"]
         written.rename(tmp_path / f"{name}.bin")
     # Three files, two ranks.

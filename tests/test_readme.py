@@ -7,7 +7,9 @@ tested below. A word `…` in a command stands for options of the reader's own.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
 import re
 import shlex
@@ -15,14 +17,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 import numpy as np
 import pytest
 
+import convert
 import finetune_classifier
 import finetune_squad
+import hparams
 import lamb_paper
+import predict
+import score
 from comparison.backends import BACKENDS
 from comparison.options import MergeOptions
 from comparison.options import parse_options as parse_comparison
@@ -30,6 +36,7 @@ from comparison.projection.options import ProjectionOptions
 from data.formats.read import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
+from tests.faults.bad_values import COMMANDS
 from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training import gluonnlp_options
@@ -48,6 +55,7 @@ FOLDERS = (
 README_LINES = 150
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
+FINETUNING = ("finetune_squad.py", "finetune_classifier.py")
 DATA_COMMANDS = (
     *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz", "data.build_corpus"),
     "data.classification.embedded",  # tests/data/classification/test_submission.py
@@ -74,18 +82,8 @@ FOREIGN_OPTIONS = {
     *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
     *("--mpi", "--nodes", "--ntasks-per-node", "--batch", "--kill-on-bad-exit", "--gang-scheduling"),
     *("--nv", "--no-container-remap-root"),
-    *(
-        "--bind-to",
-        "--output-filename",
-        "--map-by",
-        "--oversubscribe",
-        "--prtemca",
-        "--gloo",
-        "--network-interface",
-        "--logdir",
-        "--NAME",
-        "--FLAG",
-    ),
+    *("--bind-to", "--output-filename", "--map-by", "--oversubscribe", "--prtemca", "--gloo"),
+    *("--network-interface", "--logdir", "--NAME", "--FLAG"),
     # GluonNLP's, rejected with a reason that no --help has, or taken as others.
     *(f"--{name}" for name in [*NOT_HERE, *gluonnlp_options.NOT_HERE, *gluonnlp_options.TAKEN]),
 }
@@ -156,16 +154,29 @@ def inline_code(guide: Path) -> list[str]:
 
 
 ALL = [command for guide in GUIDES for block in blocks(guide) for command in commands(block)]
-HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
-COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
-CONVERTING = [command for command in ALL if command.words[1:2] == ["convert.py"]]
-PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
-SCORING = [command for command in ALL if command.words[1:2] == ["score.py"]]
-FINETUNING = [
-    command for command in ALL if {"finetune_squad.py", "finetune_classifier.py"} & set(command.words)
-]
-TABLES = [command for command in ALL if command.words[1:2] == ["results.py"]]
-TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
+
+
+def program(command: Command) -> str:
+    """The script or module that a command is about, whatever launches it, or "make"."""
+    words = command.words
+    started = {*SCRIPTS, *FINETUNING} & set(words)
+    if words[0] == "make" or started:
+        return started.pop() if started else "make"
+    return words[2] if words[1] == "-m" else words[1]
+
+
+def of(*programs: str) -> list[Command]:
+    """The commands about some programs."""
+    return [command for command in ALL if program(command) in programs]
+
+
+HPARAMS, TRAINING = of("hparams.py"), of(*SCRIPTS)
+
+
+def each_of(*programs: str) -> pytest.MarkDecorator:
+    """Runs a test for each command about some programs, once where guides repeat it."""
+    found = {command.text: command for command in of(*programs)}
+    return pytest.mark.parametrize("command", [*found.values()], ids=lambda command: command.text[:90])
 
 
 def test_every_block_says_what_it_is():
@@ -176,66 +187,33 @@ def test_every_block_says_what_it_is():
 
 
 def test_every_command_is_of_a_tested_kind():
-    def kind(command: Command) -> str:
-        words = command.words
-        if words[0] == "make":
-            return "make"
-        if command in HPARAMS:
-            return "hparams"
-        if command in TRAINING:
-            return "training"
-        if words[:2] == [".venv/bin/python", "-m"] and words[2].startswith("data."):
-            return words[2]
-        if words[:3] == [".venv/bin/python", "-m", "training.profile"]:
-            return "profile"  # tests/training/profiling/test_profile.py
-        if words[:2] == [".venv/bin/python", "compare.py"]:
-            return "compare"  # test_the_commands_that_compare, tests/comparison
-        if command in PREDICTING:
-            return "predict"
-        if command in SCORING:
-            return "score"
-        if command in TABLES:
-            return "results"  # tests/training/results
-        if command in CONVERTING:
-            return "convert"
-        if command in FINETUNING:
-            return "finetune"  # test_the_commands_that_finetune, tests/test_finetune.py
-        if words[:3] == [".venv/bin/python", "-m", "pytest"]:
-            return "pytest"
-        if words[:2] == [".venv/bin/python", "hosts/check.py"]:
-            return "check"  # tests/hosts/test_check.py
-        if words[:2] == [".venv/bin/python", "hosts/slurm.py"]:
-            return "slurm"  # test_the_batch_script, tests/hosts/test_slurm.py
-        if words[:2] == [".venv/bin/python", "hosts/kubernetes.py"]:
-            return "kubernetes"  # test_the_manifest, tests/hosts/test_kubernetes.py
-        if words[:2] == [".venv/bin/python", "hosts/sagemaker.py"]:
-            return "sagemaker"  # test_the_call_to_sagemaker, tests/test_sagemaker.py
-        raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
-
-    kinds = {kind(command) for command in ALL}
-    assert kinds - {"pytest"} == {
-        "make",
-        "hparams",
-        "training",
-        "profile",
-        "compare",
-        "predict",
-        "score",
-        "convert",
-        "finetune",
-        "results",
-        "check",
-        "slurm",
-        "kubernetes",
-        "sagemaker",
-        *DATA_COMMANDS,
+    assert {program(command) for command in ALL} == {
+        *("make", "hparams.py", "pytest", *SCRIPTS, *FINETUNING, *DATA_COMMANDS),
+        "compare.py",  # tests/comparison
+        "results.py",  # tests/training/results
+        "training.profile",  # tests/training/profiling/test_profile.py
+        *("convert.py", "predict.py", "score.py"),
+        *("hosts/check.py", "hosts/kubernetes.py", "hosts/sagemaker.py", "hosts/slurm.py"),  # tests/hosts
     }
-    for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
+    for command in ALL:
+        others = {"make", "hparams.py", *SCRIPTS, *FINETUNING}
+        assert command.words[0] == ".venv/bin/python" or program(command) in others, command.text
+        # Only hparams.py prints the same everywhere; a run is shown as an example.
         assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
 
 
+def here(main: Callable[[list[str]], int], command: Command, capsys) -> tuple[int, str, str]:
+    """Exit code, standard output and error of a command `python SCRIPT ...`, in this process."""
+    try:
+        code = main(command.words[2:])
+    except SystemExit as stop:  # argparse's own errors
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
 def test_the_batch_script():
-    (command,) = [command for command in ALL if command.words[1:2] == ["hosts/slurm.py"]]
+    (command,) = of("hosts/slurm.py")
     written = run_command([sys.executable, *command.words[1:]]).check().stdout
     assert run_command(["bash", "-n", "-c", written]).check().stdout == ""
     for line in ("#SBATCH --signal=B:USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append"):
@@ -243,7 +221,7 @@ def test_the_batch_script():
 
 
 def test_the_manifest(tmp_path):
-    (command,) = [command for command in ALL if command.words[1:2] == ["hosts/kubernetes.py"]]
+    (command,) = of("hosts/kubernetes.py")
     documents = objects(*command.words[2:])
     assert [problems(each) for each in documents] == [[], []] and documents[1]["kind"] == "MPIJob"
     patches = [block for block in blocks(ROOT / "docs/kubernetes.md") if block.language == "yaml"]
@@ -256,11 +234,11 @@ def test_the_manifest(tmp_path):
 
 
 def test_the_call_to_sagemaker():
-    (command,) = [command for command in ALL if command.words[1:2] == ["hosts/sagemaker.py"]]
+    (command,) = of("hosts/sagemaker.py")
     compile(run_command([sys.executable, *command.words[1:]]).check().stdout, "call.py", "exec")
 
 
-@pytest.mark.parametrize("command", COMPARING, ids=lambda command: command.text[:90])
+@each_of("compare.py")
 def test_the_commands_that_compare(command):
     """Their options are understood; tests/comparison runs such commands, cut down."""
     options = parse_comparison(command.words[2:], BACKENDS)
@@ -270,40 +248,38 @@ def test_the_commands_that_compare(command):
         assert options.backends and (options.settings if "--emulate" in command.words else options.workers)
 
 
-@pytest.mark.parametrize("command", FINETUNING, ids=lambda command: command.text[:90])
+@each_of(*FINETUNING)
 def test_the_commands_that_finetune(command):
     """Their options are understood; tests/test_finetune.py runs such commands on small files."""
-    script = finetune_squad if "finetune_squad.py" in command.words else finetune_classifier
-    words = command.words[command.words.index(f"{script.__name__}.py") + 1 :]
-    options = parse(script.SCRIPT, words)
+    script = finetune_squad if program(command) == "finetune_squad.py" else finetune_classifier
+    options = parse(script.SCRIPT, split_at_script(command)[1])
     assert options.init_from or options.model_parameters
 
 
-@pytest.mark.parametrize("command", TABLES, ids=lambda command: command.text[:90])
+@each_of("results.py")
 def test_the_commands_that_make_tables(command):
     """Their options are understood; tests/training/results runs such commands on real runs."""
     assert parse_tables(command.words[2:]).runs
 
 
 @pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])
-def test_hparams(command):
-    result = run_command([sys.executable, *command.words[1:]])
-    said = result.stdout + result.stderr
+def test_hparams(command, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code, out, err = here(hparams.main, command, capsys)
+    said = out + err
     if command.shown is None:
-        assert result.returncode == 0, result.describe()
+        assert code == 0, said
     else:
         assert said.rstrip("\n") == command.shown.rstrip("\n")
         error = said.startswith("hparams.py: ")
         disagreement = "--check" in command.words and " times the paper's " in said
-        assert result.returncode == (2 if error else 1 if disagreement else 0)
-    if "--launch" in command.words and result.returncode == 0:  # what it prints is a command line of ours
-        printed = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+        assert code == (2 if error else 1 if disagreement else 0)
+    if "--launch" in command.words and code == 0:  # what it prints is a command line of ours
+        printed = [line for line in out.splitlines() if not line.startswith("#")]
         launches = "\n".join(printed).replace("\\\n", " ").strip().split("\n\n")
         byteps = "byteps" in command.words
         assert launches[0].startswith("python hosts/launch.py " if byteps else "mpirun ")
-        for launch in launches[
-            :: 2 if byteps else 1
-        ]:  # for BytePS, every second block is for starting by hand
+        for launch in launches[:: 2 if byteps else 1]:  # BytePS's every second block is for starting by hand
             words = shlex.split(launch)
             parse_options(words[words.index(SCRIPTS[byteps]) + 1 :], "")
 
@@ -334,7 +310,7 @@ def test_the_tests_have_something_to_do():
     assert len(TRAINING) >= 2
 
 
-@pytest.mark.parametrize("command", TRAINING, ids=lambda command: command.text[:60])
+@each_of(*SCRIPTS)
 def test_command_lines_of_the_script_parse(command, tmp_path, monkeypatch):
     before, options = split_at_script(command)
     if "--options_file" in options:  # the guide's own, under both names that its commands have for it
@@ -359,14 +335,14 @@ def test_command_lines_of_the_script_parse(command, tmp_path, monkeypatch):
 
 
 def split_at_script(command: Command) -> tuple[list[str], list[str]]:
-    at = next(index for index, word in enumerate(command.words) if word in SCRIPTS)
+    at = command.words.index(program(command))
     return command.words[:at], command.words[at + 1 :]
 
 
 def test_make_targets():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    named = [command.text for command in ALL if command.words[0] == "make"]
+    named = [command.text for command in of("make")]
     named += [code for guide in GUIDES for code in inline_code(guide) if code.startswith("make ")]
     assert {"make pretrain", "make test"} <= set(named)
     for text in named:
@@ -396,9 +372,8 @@ def test_a_run_is_shown():
     assert [line for line in excerpt.text.splitlines() if line != "..." and line not in shown] == []
     assert "checkpoint runs/embedded/ckpt/" in block.text and "unigram entropy" in block.text
     # As tasks.pretraining.task says it, of the figures shown above it.
-    floor = float(
-        re.findall(r"has an MLM loss of at least (\S+) nats on the held-out text, of", block.text)[-1]
-    )
+    least = r"has an MLM loss of at least (\S+) nats on the held-out text, of"
+    floor = float(re.findall(least, block.text)[-1])
     evaluation = r"^stage 2, evaluation at step \d+: mlm_loss (\S+) .* context gain (\S+) ± (\S+) nats"
     loss, gain, error = map(float, re.findall(evaluation, block.text, re.MULTILINE)[-1])
     said = re.findall(r"^The held-out MLM loss, (.*)\.$", block.text, re.MULTILINE)[-1]
@@ -406,9 +381,8 @@ def test_a_run_is_shown():
     assert float(numbers[1]) == loss and float(numbers[2]) == pytest.approx(abs(floor - loss), abs=0.0011)
     assert numbers[3] == "below" and floor - loss > float(numbers[4]), "what the README promises"
     assert f"cost {loss + gain:.2f}" in re.sub(r"(\.\d\d)\d", r"\1", block.text) and gain > 2 * error
-    assert (
-        block.text.rstrip().splitlines()[-1].startswith("your own: .venv/bin/python predict.py runs/embedded")
-    )
+    last = block.text.rstrip().splitlines()[-1]
+    assert last.startswith("your own: .venv/bin/python predict.py runs/embedded")
 
 
 def substituted(words: list[str]) -> list[str]:
@@ -445,10 +419,8 @@ def own_text(tmp_path_factory, corpus) -> OwnText:
     run_command([sys.executable, *substituted(vocabulary.words[1:])], cwd=directory).check()
     before, options = split_at_script(training)
     ranks = int(before[before.index("-np") + 1])
-    return OwnText(
-        directory,
-        run_ranks(ROOT / SCRIPT, ranks, args=substituted(options), cwd=directory).check(),
-    )
+    result = run_ranks(ROOT / SCRIPT, ranks, args=substituted(options), cwd=directory).check()
+    return OwnText(directory, result)
 
 
 def test_own_text(own_text):
@@ -459,53 +431,58 @@ def test_own_text(own_text):
     assert (run / "0000006.params").exists()
 
 
-def test_the_commands_that_convert(tmp_path, monkeypatch):
+def test_the_commands_that_convert(tmp_path, monkeypatch, capsys):
     """One after the other, on the weights of a small BERT under the names of the guide."""
     monkeypatch.chdir(tmp_path)
     named = arrays()
     save("runs/embedded/ckpt", 900, named, {"state": np.ones(3)}, SMALL.facts())
     write(tmp_path / "ours" / "model.params", named)
     Path("ours/vocab.txt").write_text("".join(f"{word}\n" for word in WORDS), "utf-8")
-    convert = [sys.executable, str(ROOT / "convert.py")]
     google = "uncased_L-12_H-768_A-12"
     for target, to in ((google, "tensorflow"), ("bert-base-uncased", "huggingface")):
-        run_command([*convert, "ours", target, "--to", to, "--model", SMALL.name], cwd=tmp_path).check()
-    assert len(CONVERTING) > 4
-    for command in CONVERTING:
-        words = command.words[2:]
-        result = run_command([*convert, *words], cwd=tmp_path).check()
-        assert (
-            f'"output": "{words[1]}"' in result.stdout or f"\n{words[1]}: bert_2_64_2" in f"\n{result.stdout}"
-        )
+        assert convert.main(["ours", target, "--to", to, "--model", SMALL.name]) == 0
+    converting = of("convert.py")
+    assert len(converting) > 4
+    for command in converting:
+        output = command.words[3]
+        code, out, err = here(convert.main, command, capsys)
+        assert code == 0, err
+        assert f'"output": "{output}"' in out or f"\n{output}: bert_2_64_2" in f"\n{out}"
 
 
-@pytest.mark.parametrize("command", PREDICTING, ids=lambda command: command.text[:90])
-def test_what_the_run_has_learned(own_text, command):
-    script, *words = command.words[1:]
-    (own_text.directory / "sentences.txt").write_text("It opens the file .\nIt is\tThe file is open .\n")
-    shown = run_command([sys.executable, ROOT / script, *words], cwd=own_text.directory).check().stdout
-    if "--embed" in words:
-        output = words[words.index("--output") + 1]
-        assert f"{output}: 2 vectors of 32 numbers" in shown and (own_text.directory / output).exists()
-    elif "--json" in words:
+@pytest.fixture
+def learned(own_text, monkeypatch):
+    """The folder of the own-text example, and its commands in this process, which has imported MXNet."""
+    monkeypatch.chdir(own_text.directory)
+    for script in ("predict", "score"):
+        monkeypatch.setattr(f"{script}.set_threads", lambda: None)
+
+
+@each_of("predict.py")
+def test_what_the_run_has_learned(learned, command, capsys):
+    Path("sentences.txt").write_text("It opens the file .\nIt is\tThe file is open .\n")
+    code, shown, err = here(predict.main, command, capsys)
+    assert code == 0, err
+    if "--embed" in command.words:
+        output = command.words[command.words.index("--output") + 1]
+        assert f"{output}: 2 vectors of 32 numbers" in shown and Path(output).exists()
+    elif "--json" in command.words:
         assert 0 < json.loads(shown)["next_sentence"] < 1
     else:
         assert shown.count("%") == 5 * command.text.count("[MASK]")
 
 
-@pytest.mark.parametrize("command", SCORING, ids=lambda command: command.text[:90])
-def test_the_commands_that_judge_pairs(own_text, command):
+@each_of("score.py")
+def test_the_commands_that_judge_pairs(learned, command, capsys):
     rows = ["sentence_good\tsentence_bad\tUID\tterm", "It opens a file .\tIt open a file .\tagree\tverbs"]
     packed = gzip.compress("\n".join([*rows, rows[1]]).encode())
-    folder = own_text.directory / "blimp" / "data"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder / "agree.tsv.gz", own_text.directory / "pairs.tsv.gz"):
-        path.write_bytes(packed)
-    script, *words = command.words[1:]
-    shown = run_command([sys.executable, ROOT / script, *words], cwd=own_text.directory).check().stdout
-    assert "mean of 1 groups: " in shown
-    for name in filter(re.compile(r"\.(json|png)$").search, words):
-        assert (own_text.directory / name).stat().st_size > 500
+    Path("blimp/data").mkdir(parents=True, exist_ok=True)
+    for name in ("blimp/data/agree.tsv.gz", "pairs.tsv.gz"):
+        Path(name).write_bytes(packed)
+    code, shown, err = here(score.main, command, capsys)
+    assert code == 0 and "mean of 1 groups: " in shown, err
+    for name in filter(re.compile(r"\.(json|png)$").search, command.words):
+        assert Path(name).stat().st_size > 500
 
 
 def test_the_files_of_a_run(own_text):
@@ -544,12 +521,10 @@ def test_a_large_corpus(own_text):
 
 
 def test_options_of_the_data_commands_exist(helps_of):
-    mine = [command for command in ALL if command.words[1:2] == ["-m"] and command.words[2] in DATA_COMMANDS]
-    assert len(mine) >= len(DATA_COMMANDS)
-    for command in mine:
+    for command in of(*DATA_COMMANDS):
         for word in command.words[3:]:
             if word.startswith("--"):
-                assert re.search(rf"{word}\b(?!-)", helps_of[f"-m {command.words[2]}"]), command.text
+                assert re.search(rf"{word}\b(?!-)", helps_of[program(command)]), command.text
 
 
 def test_conversion_of_gluonnlps_files(tmp_path):
@@ -568,7 +543,7 @@ def test_conversion_of_gluonnlps_files(tmp_path):
     pickled["next_sentence_labels"] = np.array([0, 1], np.int32)
     pickled["valid_lengths"] = np.array([9, 12], np.int32)
     np.savez_compressed(tmp_path / "pretrain" / "part-000.npz", **pickled)
-    (command,) = [each for each in ALL if "data.convert_npz" in each.words]
+    (command,) = of("data.convert_npz")
     run_command([sys.executable, *command.words[1:]], cwd=tmp_path).check()
     (arrays,) = read_instances(str(tmp_path / "padded" / "part-000.npz"), 100)
     assert arrays.valid_lengths.tolist() == [9, 12]
@@ -650,25 +625,25 @@ def test_options_named_in_the_text_exist(guide, helps):
             assert known, f"{guide.name}: {option}"
 
 
+def help_of(name: str) -> str:
+    """The help of a script or module, in this process where it is one of the commands."""
+    if name not in COMMANDS:
+        return run_command([sys.executable, "-m", name, "--help"]).check().stdout
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        COMMANDS[name].parse(["--help"])
+    text = out.buffer.getvalue().decode("utf-8")
+    assert "--help" in text, name
+    return text
+
+
 @pytest.fixture(scope="module")
 def helps_of() -> dict[str, str]:
-    """The help of each command."""
-    modules = [f"-m {name}" for name in DATA_COMMANDS]
-    modules += [
-        SCRIPT,
-        "hparams.py",
-        "hosts/launch.py",
-        "hosts/check.py",
-        "hosts/slurm.py",
-        "hosts/kubernetes.py",
-        "hosts/sagemaker.py",
-        "-m bench.step",
-    ]
-    modules += ["-m training.profile", "-m tests.faults"]
-    modules += ["compare.py", "-m bench.pipelines", "-m tests.pipeline_hosts"]
-    modules += ["convert.py", "predict.py", "score.py", "results.py"]
-    modules += ["finetune_squad.py", "finetune_classifier.py"]
-    return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
+    """The help of each command that the guides may name an option of."""
+    names = [*DATA_COMMANDS, "bench.step", "bench.pipelines", "training.profile", "tests.faults"]
+    names += [f"hosts/{name}.py" for name in ("launch", "check", "slurm", "kubernetes", "sagemaker")]
+    names += [SCRIPT, "hparams.py", "compare.py", "convert.py", "predict.py", "score.py", "results.py"]
+    return {name: help_of(name) for name in [*names, *FINETUNING, "tests.pipeline_hosts"]}
 
 
 @pytest.fixture(scope="module")

@@ -87,26 +87,24 @@ def expected(of: HuggingFace, text: str, metric: str, form: str) -> float:
     total = 0.0
     for place, end in enumerate(ends, 1):
         last = end if metric == "word_l2r" else place + 1
-        masked = np.array(
-            [[WORDS.index("[MASK]") if place <= at < last else one for at, one in enumerate(ids)]]
-        )
+        seen = [WORDS.index("[MASK]") if place <= at < last else one for at, one in enumerate(ids)]
+        masked = np.array([seen])
         x = sequence(of, SMALL.heads, form, masked, np.zeros_like(masked), np.array([len(ids)]))
         total += math.log(softmax(logits(of, form, x, np.array([[place]]))[1])[0, 0, ids[place]])
     return total
 
 
-@pytest.mark.parametrize("metric", ["word_l2r", "original"])
-@pytest.mark.parametrize("operators", ["mxnet", "fused"])
-def test_scores_are_the_references(place, operators, metric):
-    form = "tanh" if metric == "original" else "erf"
-    options = ["--operators", operators, "--metric", metric, "--gelu", form, "--batch_tokens", "100"]
-    judged, good, bad = scored(str(place / "ours"), str(place / "pairs"), *options)
-    assert len(judged.pairs) == 3 * PAIRS_EACH
-    of = HuggingFace(load_file(str(place / "huggingface" / "model.safetensors")))
-    texts = {text for pair in judged.pairs for text in (pair.good, pair.bad)}
-    wanted = {text: expected(of, text, metric, form) for text in texts}
-    for pair, one, other in zip(judged.pairs, good, bad):
-        assert (one, other) == pytest.approx((wanted[pair.good], wanted[pair.bad]), abs=5e-5)
+@pytest.mark.parametrize("metric, form", [("word_l2r", "erf"), ("original", "tanh")])
+def test_scores_are_the_references(place, metric, form):
+    of, wanted = HuggingFace(load_file(str(place / "huggingface" / "model.safetensors"))), {}
+    for operators in ("mxnet", "fused"):
+        options = ["--operators", operators, "--metric", metric, "--gelu", form, "--batch_tokens", "100"]
+        judged, good, bad = scored(str(place / "ours"), str(place / "pairs"), *options)
+        assert len(judged.pairs) == 3 * PAIRS_EACH
+        texts = {text for pair in judged.pairs for text in (pair.good, pair.bad)}
+        wanted = wanted or {text: expected(of, text, metric, form) for text in texts}
+        for pair, one, other in zip(judged.pairs, good, bad):
+            assert (one, other) == pytest.approx((wanted[pair.good], wanted[pair.bad]), abs=5e-5)
 
 
 def test_every_judgement_is_that_of_a_loop_over_transformers(place, tmp_path):
@@ -155,9 +153,8 @@ def test_the_command(place, tmp_path):
     own = accuracies(judged.pairs, good, bad)
     assert found["mean_of_groups"]["accuracy"] == own.mean_of_groups.accuracy
     assert set(found["groups"]) == {"argument_structure", "island_effects"}
-    assert {name: each["group"] for name, each in found["paradigms"].items()} == {
-        **{"agree_1": "argument_structure", "agree_2": "argument_structure", "island_1": "island_effects"}
-    }
+    groups = ["argument_structure", "argument_structure", "island_effects"]
+    assert {name: each["group"] for name, each in found["paradigms"].items()} == dict(zip(TERMS, groups))
     for each in own.paradigms:
         assert found["paradigms"][each.name]["accuracy"] == each.accuracy
         cells = rf"{each.name} +20 +{each.ties} +{100 * each.accuracy:.1f} +{100 * each.error:.1f}\n"
@@ -178,10 +175,7 @@ def test_the_command(place, tmp_path):
         (b"sentence_good\nthe cat\n", "has no column 'sentence_bad'"),
         (b"sentence_good\tsentence_bad\nthe cat\t\n", "line 2: sentence_bad is empty"),
         (b"sentence_good\tsentence_bad\nthe\tcat\nthe\t\xc2\xad\n", "line 3: no token is left of a sentence"),
-        (
-            b"sentence_good\tsentence_bad\nthe\tcat\ncat\t" + b"the " * 39 + b"\n",
-            "line 3: 41 tokens with [CLS] and [SEP], but",
-        ),
+        (b"sentence_good\tsentence_bad\nthe\tcat\ncat\t" + b"the " * 39 + b"\n", "line 3: 41 tokens"),
     ],
 )
 def test_pairs_that_cannot_be_judged(place, tmp_path, content, said):
@@ -199,7 +193,6 @@ def test_pairs_that_cannot_be_judged(place, tmp_path, content, said):
         (["ours", "pairs", "--json", "nowhere/s.json"], "--json nowhere/s.json: no file can be there"),
         (["ours", "pairs", "--plot", "pairs"], "--plot pairs: no file can be there"),
         (["ours", "pairs", "--plot", "s.pdf"], "--plot s.pdf: the picture is a PNG"),
-        (["ours", "pairs", "--metric", "pll"], "--metric"),
         (["ours", "pairs", "--vocab", "v", "--sentencepiece", "s"], "exclude each other"),
     ],
 )

@@ -1,10 +1,22 @@
-"""Words that start hosts/launch.py, up to its options."""
+"""Words that start hosts/launch.py, up to its options; the line of another command that rejects its words."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any, Callable
 
 from tests.processes import ROOT
 
 LAUNCH = [sys.executable, ROOT / "hosts" / "launch.py"]
 HVD, BYTEPS = ([*LAUNCH, "--backend", backend] for backend in ("hvd", "byteps"))
+
+
+def rejected(main: Callable[[list[str]], int], capsys: Any, *words: object) -> str:
+    """The only line of a command that rejects its words and writes nothing else; in this process."""
+    try:
+        code: Any = main([*map(str, words)])
+    except SystemExit as stop:  # argparse's own errors
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "") and err.count("\n") == 1, err
+    return err

@@ -38,10 +38,8 @@ def check(hosts, *options, prefix=None):
 
 
 def test_hosts_in_order(hosts):
-    result = check(
-        hosts, "--data", "bert/*.py", "--send", "0.1", "--at_least", "0.001", "--memory", "0.01", "--json"
-    )
-    report = json.loads(result.check().stdout)
+    options = ["--data", "bert/*.py", "--send", "0.1", "--at_least", "0.001", "--memory", "0.01", "--json"]
+    report = json.loads(check(hosts, *options).check().stdout)
     assert list(report["hosts"]) == ["10.77.0.1", "10.77.0.2", "10.77.0.3"] and report["mend"] == []
     names = [each["host"] for each in report["hosts"].values()]
     assert names == ["alpha", "beta", "gamma"]  # each has been asked itself
@@ -59,18 +57,12 @@ def test_hosts_with_faults(hosts, tmp_path):
     authorized = hosts.folder / "authorized.gamma"
     before = authorized.read_text()
     authorized.write_text("")
-    listener = f"import socket, time; socket.create_server(('', {DEFAULT_PORT})); "
+    code = f"import socket, subprocess, sys; kept = socket.create_server(('', {DEFAULT_PORT}))\n"
+    code += "sys.exit(subprocess.call(sys.argv[1:]))"
+    options = ["--data", f"{tmp_path}/data/*.txt", "--send", "0", "--memory", "0.01"]
     try:
         with hosts.mounted(1, ["--bind", tmp_path / "other", tmp_path / "data"], tmp_path / "data"):
-            code = f"{listener}import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
-            prefix = [
-                *hosts.prefix,
-                sys.executable,
-                "-c",
-                code.replace("socket.create", "kept = socket.create"),
-            ]
-            options = ["--data", f"{tmp_path}/data/*.txt", "--send", "0", "--memory", "0.01"]
-            result = check(hosts, *options, prefix=prefix)
+            result = check(hosts, *options, prefix=[*hosts.prefix, sys.executable, "-c", code])
     finally:
         authorized.write_text(before)
     assert result.returncode == 1, result.describe()
@@ -83,11 +75,7 @@ def test_hosts_with_faults(hosts, tmp_path):
 
 
 def test_bad_input_is_one_line(tmp_path):
-    for words, named in (
-        ([tmp_path / "none"], "none"),
-        ([], "HOSTFILE"),
-        ([CHECK, "--send", "-1"], "--send"),
-    ):
+    for words, named in (([tmp_path / "none"], "none"), ([], "HOSTFILE"), (["x", "--send", "-1"], "--send")):
         result = run_command([sys.executable, CHECK, *words])
         assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1
         assert named in result.stderr and result.stderr.startswith("check: ")
@@ -100,9 +88,8 @@ def test_rounds_have_each_pair_once(number):
     for turn in played:
         assert len({name for pair in turn for name in pair}) == 2 * len(turn)
     pairs = [frozenset(pair) for turn in played for pair in turn]
-    assert len(pairs) == len(set(pairs)) and set(pairs) == set(
-        map(frozenset, itertools.combinations(names, 2))
-    )
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == set(map(frozenset, itertools.combinations(names, 2)))
     assert len(played) == (number - 1 if number % 2 == 0 else number if number > 1 else 1)
 
 
@@ -132,7 +119,6 @@ def test_slow_links():
 def test_table():
     report = Report({"a": LIKE, "user@b": None}, {("a", "c"): 3.0}, [])
     lines = table(report, {"a": 8, "user@b": 4}).splitlines()
-    assert lines[1].split()[:5] == ["a", "8", "3.11.2", "1.9.1", "abc"] and lines[1].endswith(
-        "3 Gbit/s a > c"
-    )
+    assert lines[1].split()[:5] == ["a", "8", "3.11.2", "1.9.1", "abc"]
+    assert lines[1].endswith("3 Gbit/s a > c")
     assert lines[2].split() == ["b", "4", "not", "reached"]

@@ -57,6 +57,12 @@ class Pod:
         ).start()
 
 
+def verdicts(pods):
+    """Those of pods that are told to stop."""
+    until(lambda: all(pod.stopped.is_set() for pod in pods))
+    return {pod.member.verdict for pod in pods}
+
+
 @pytest.fixture
 def coordinator():
     made = Coordinator(SHAPE, SECRET, 0, LIMIT, lambda text: None)
@@ -90,24 +96,20 @@ def test_ranks_that_have_saved_decide(pods, code, monkeypatch):
     monkeypatch.setattr(gathering, "UNRELEASED", 0.1)
     for pod in pods[2:]:
         pod.end(code)
-    until(lambda: all(pod.stopped.is_set() for pod in pods))
-    assert [pod.member.verdict.code for pod in pods] == [code] * 4
+    assert verdicts(pods) == {Verdict(code, f"the ranks ended with {code}")}
 
 
 @pytest.mark.parametrize("code", [1, 2, 137])
 def test_a_failure_ends_all_at_once(pods, code):
     pods[3].end(code)
-    until(lambda: all(pod.stopped.is_set() for pod in pods))
-    assert {pod.member.verdict for pod in pods} == {Verdict(code, f"worker 1 ended with {code}")}
+    assert verdicts(pods) == {Verdict(code, f"worker 1 ended with {code}")}
 
 
 @pytest.mark.parametrize("lost", range(1, 4))
 def test_a_pod_that_vanishes_ends_all(pods, lost):
-    pods[lost].member.close()
-    others = [pod for pod in pods if pod is not pods[lost]]
-    until(lambda: all(pod.stopped.is_set() for pod in others))
+    pods.pop(lost).member.close()
     name = "server 0" if lost == 1 else f"worker {lost - 2}"
-    assert {pod.member.verdict for pod in others} == {Verdict(1, f"{name} has been lost")}
+    assert verdicts(pods) == {Verdict(1, f"{name} has been lost")}
 
 
 def test_any_pod_that_must_go_lets_all_ranks_save(pods):
@@ -119,8 +121,7 @@ def test_any_pod_that_must_go_lets_all_ranks_save(pods):
 def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(pods, monkeypatch):
     monkeypatch.setattr(gathering, "TOGETHER", 0.1)
     pods[2].end(143)
-    until(lambda: all(pod.stopped.is_set() for pod in pods))
-    assert pods[0].member.verdict == Verdict(1, "these had not ended 0.1 s after the first: worker 1")
+    assert verdicts(pods) == {Verdict(1, "these had not ended 0.1 s after the first: worker 1")}
 
 
 def test_who_has_not_come_is_named():
@@ -172,8 +173,7 @@ def test_a_pod_that_is_replaced_before_the_start_counts_once(coordinator):
 
 def test_a_pod_that_is_replaced_during_the_run_ends_it(pods, coordinator):
     with joined(coordinator, WHO[3]):
-        until(lambda: all(pod.stopped.is_set() for pod in pods))
-    assert pods[0].member.verdict == Verdict(1, "worker 1 has come a second time")
+        assert verdicts(pods) == {Verdict(1, "worker 1 has come a second time")}
 
 
 def test_a_pod_of_another_run_is_bad_input(coordinator):
@@ -197,8 +197,7 @@ def test_strangers_change_nothing_before_the_start(coordinator):
     for each in strangers:
         each.close()
     pods[2].end(3)
-    until(lambda: all(pod.stopped.is_set() for pod in pods))
-    assert pods[0].member.verdict.code == 3
+    assert {verdict.code for verdict in verdicts(pods)} == {3}
 
 
 def test_an_attack_changes_nothing_during_the_run(pods, coordinator):

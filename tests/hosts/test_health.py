@@ -38,11 +38,10 @@ def test_a_stopped_rank_is_named():
 def test_an_ssh_server_that_does_not_answer_is_named(tmp_path, port, said):
     entry = tmp_path / "17"
     entry.mkdir()
-    (entry / "cmdline").write_bytes(
-        b"\0".join([b"python", b"-m", b"hosts.pod", b"hvd", b"worker", b"--port", port.encode()])
-    )
+    command = ["python", "-m", "hosts.pod", "hvd", "worker", "--port", port]
+    (entry / "cmdline").write_text("\0".join(command))
     (entry / "stat").write_text("17 (python) S 1")
-    (entry / "environ").write_bytes(b"A=b")
+    (entry / "environ").write_text("A=b")
     assert any(said in line for line in problems(tmp_path))
 
 
@@ -67,12 +66,7 @@ def test_a_change_of_code_leaves_the_set_ups_layer():
         word for line in re.findall(r"^COPY --chown=\S+ (.*) \S+$", before, re.M) for word in line.split()
     ]
     assert set(copied) - {"setup", "native"} == {
-        *(
-            "Makefile",
-            "requirements.txt",
-            "requirements-build.txt",
-            "requirements-cuda.txt",
-        ),
+        *("Makefile", "requirements.txt", "requirements-build.txt", "requirements-cuda.txt"),
         *("base/__init__.py", "base/errors.py", "base/machine.py", "base/processes.py"),
         *("bert/__init__.py", "bert/configuration.py", "bert/operators.py"),
     }

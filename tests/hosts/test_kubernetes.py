@@ -8,32 +8,26 @@ import shlex
 import pytest
 import yaml
 
+from hosts import kubernetes
 from hosts.batch.templates import yaml_text
+from tests.hosts.launching import rejected
 from tests.hosts.manifests import command, objects, pod_specs, problems, write
 
-COMMON = [
-    "--name",
-    "bert",
-    "--image",
-    "r.example/bert:1",
-    "--workers",
-    "2",
-    "--slots",
-    "8",
-    "--gpu",
-    "nvidia.com/gpu",
-]
-COMMON += [
-    "--volume",
-    "corpus:/corpus:ro",
-    "--volume",
-    "runs:/runs",
-    "--tokens_per_gpu",
-    "8192",
-    "--accumulate",
-    "2",
-]
+COMMON = shlex.split("--name bert --image r.example/bert:1 --workers 2 --slots 8 --gpu nvidia.com/gpu")
+COMMON += shlex.split("--volume corpus:/corpus:ro --volume runs:/runs --tokens_per_gpu 8192 --accumulate 2")
+SMALL = shlex.split("--name one --image i --workers 1 --slots 2 --")
 OWN = ["--", "--data", "/corpus/*.txt", "--vocab", "/corpus/vocab.txt", "--ckpt_dir", "/runs/bert"]
+
+
+def value(spec, option):
+    """An option's in a container's command."""
+    words = command(spec)
+    return words[words.index(option) + 1]
+
+
+def mounts(spec):
+    """The path of each volume in a pod's container."""
+    return {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +78,8 @@ def test_an_mpijob_waits_restarts_and_cleans_up(mpi):
     # Ready means that its ssh server answers, and where the launcher looks for it.
     port = container["readinessProbe"]["tcpSocket"]["port"]
     for each in (launcher, worker):
-        words = command(each["template"]["spec"])
-        assert words[words.index("--port") + 1] == str(port) and port >= 1024
-        assert words[words.index("--keys") + 1] == spec["sshAuthMountPath"]
+        assert value(each["template"]["spec"], "--port") == str(port) and port >= 1024
+        assert value(each["template"]["spec"], "--keys") == spec["sshAuthMountPath"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert container["resources"]["limits"] == container["resources"]["requests"]
     assert "nvidia.com/gpu" not in str(launcher)
@@ -98,14 +91,12 @@ def test_pods_of_byteps_find_and_number_themselves(byteps):
     assert [job["spec"]["completions"] for job in jobs] == [1, 2, 2]
     for job in jobs:
         spec = job["spec"]["template"]["spec"]
-        assert (
-            job["spec"]["completionMode"] == "Indexed"
-            and job["spec"]["parallelism"] == job["spec"]["completions"]
-        )
+        assert job["spec"]["completionMode"] == "Indexed"
+        assert job["spec"]["parallelism"] == job["spec"]["completions"]
         assert spec["subdomain"] == service["metadata"]["name"] and spec["nodeSelector"] == {"pool": "gpu"}
         # The name of an Indexed Job's pod in its service: JOB-INDEX.SERVICE.
         scheduler = f"{jobs[0]['metadata']['name']}-0.{service['metadata']['name']}"
-        assert command(spec)[command(spec).index("--scheduler") + 1] == scheduler
+        assert value(spec, "--scheduler") == scheduler
         for selector in (service["spec"]["selector"], byteps[0]["spec"]["podSelector"]["matchLabels"]):
             assert selector.items() <= job["spec"]["template"]["metadata"]["labels"].items()
         fails, saved, lost = job["spec"]["podFailurePolicy"]["rules"]
@@ -115,23 +106,15 @@ def test_pods_of_byteps_find_and_number_themselves(byteps):
         # Every pod has the run's secret in a file that its group, and nobody else, can read.
         (volume,) = (each for each in spec["volumes"] if "secret" in each)
         assert volume["secret"] == {"secretName": secret["metadata"]["name"], "defaultMode": 0o440}
-        (place,) = (
-            each["mountPath"]
-            for each in spec["containers"][0]["volumeMounts"]
-            if each["name"] == volume["name"]
-        )
-        assert command(spec)[command(spec).index("--secret") + 1] == f"{place}/secret"
-        grace = int(command(spec)[command(spec).index("--grace") + 1])
-        assert spec["terminationGracePeriodSeconds"] > grace
+        assert value(spec, "--secret") == f"{mounts(spec)[volume['name']]}/secret"
+        assert spec["terminationGracePeriodSeconds"] > int(value(spec, "--grace"))
 
 
 def test_servers_are_spread_over_nodes(byteps):
     constraints = [spec.get("topologySpreadConstraints") for each in byteps[3:] for spec in pod_specs(each)]
     (only,) = constraints.pop(1)
-    assert constraints == [None, None] and (only["maxSkew"], only["whenUnsatisfiable"]) == (
-        1,
-        "DoNotSchedule",
-    )
+    assert constraints == [None, None]
+    assert (only["maxSkew"], only["whenUnsatisfiable"]) == (1, "DoNotSchedule")
     labels = byteps[4]["spec"]["template"]["metadata"]["labels"]
     assert only["labelSelector"]["matchLabels"] == labels and only["topologyKey"] == "kubernetes.io/hostname"
 
@@ -220,28 +203,16 @@ def test_a_patch_of_an_mpijob(mpi, tmp_path):
         ("pods: [1]", "pods: write metadata or spec"),
         ("pods: {tolerations: []}", "pods.tolerations: write metadata or spec"),
         ("jobs: {metadata: {name: other}}", "jobs.metadata.name: write labels or annotations"),
-        (
-            "jobs: {metadata: {annotations: {a: 1}}}",
-            "jobs.metadata.annotations.a: Kubernetes takes text here",
-        ),
+        ("jobs: {metadata: {annotations: {a: 1}}}", "jobs.metadata.annotations.a: Kubernetes takes text"),
         (
             "pods: {metadata: {labels: {app.kubernetes.io/instance: x}}}",
             "pods.metadata.labels.app.kubernetes.io/instance: by it the run's pods find each other",
         ),
         ("jobs: {spec: {mpiReplicaSpecs: {}}}", "jobs.spec.mpiReplicaSpecs: write it under pods"),
-        (
-            "pods: {spec: {securityContext: 1}}",
-            "pods.spec.securityContext: there is a mapping, this is a single",
-        ),
-        (
-            "pods: {spec: {containers: [{name: x}]}}",
-            "pods.spec.containers[0].name: each pod has one container",
-        ),
+        ("pods: {spec: {securityContext: 1}}", "pods.spec.securityContext: there is a mapping, this is a"),
+        ("pods: {spec: {containers: [{name: x}]}}", "pods.spec.containers[0].name: each pod has one"),
         ("pods: {spec: {containers: {}}}", "pods.spec.containers: write a list"),
-        (
-            "worker: {spec: {tolerations: [{value: 1}]}}",
-            "worker.spec.tolerations[0].value: Kubernetes takes text",
-        ),
+        ("worker: {spec: {tolerations: [{value: 1}]}}", "worker.spec.tolerations[0].value: Kubernetes takes"),
         ("pods: {spec: {a: 2026-01-01}}", "pods.spec.a: 2026-01-01 is neither text nor a number"),
         ("pods: {spec: {a: 1, a: 2}}", "pods.spec.a: given twice"),
         ("pods: {spec: {on: 1}}", "pods.spec.on: the name of a field is text"),
@@ -250,14 +221,14 @@ def test_a_patch_of_an_mpijob(mpi, tmp_path):
         (None, "No such file"),
     ],
 )
-def test_a_patch_that_does_not_fit_is_one_line(text, said, tmp_path):
+def test_a_patch_that_does_not_fit_is_one_line(text, said, tmp_path, capsys, monkeypatch):
+    # Tested below, 0.3 s each.
+    monkeypatch.setattr("hosts.plans.check_script", lambda words: None)
     path = tmp_path / "patch.yaml"
     if text is not None:
         path.write_text(text)
-    result = write("--backend", "hvd", *COMMON, "--patch", path, *OWN)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"kubernetes: --patch {path}"), result.stderr
-    assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+    line = rejected(kubernetes.main, capsys, "--backend", "hvd", *COMMON, "--patch", path, *OWN)
+    assert line.startswith(f"kubernetes: --patch {path}") and said in line
 
 
 def test_the_secret_is_new_in_each_manifest_or_one_that_exists(byteps):
@@ -280,10 +251,8 @@ def test_the_secret_is_new_in_each_manifest_or_one_that_exists(byteps):
 
 def test_a_launcher_keeps_notes_as_long_as_its_pod(mpi):
     launcher, worker = pod_specs(mpi[1])
-    words = command(launcher)
-    place = words[words.index("--notes") + 1]
-    (mount,) = (each for each in launcher["containers"][0]["volumeMounts"] if each["mountPath"] == place)
-    (volume,) = (each for each in launcher["volumes"] if each["name"] == mount["name"])
+    places = mounts(launcher)
+    (volume,) = (e for e in launcher["volumes"] if places.get(e["name"]) == value(launcher, "--notes"))
     assert "medium" not in volume["emptyDir"] and "--notes" not in command(worker)
 
 
@@ -299,105 +268,79 @@ def test_every_pod_is_restricted_and_has_shared_memory(mpi, byteps):
         assert shown == ([] if "nvidia.com/gpu" in container["resources"]["limits"] else ["void"])
         (memory,) = (each for each in spec["volumes"] if "medium" in each.get("emptyDir", {}))
         assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
-        mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
-        assert mounts[memory["name"]] == "/dev/shm" and {"/corpus", "/runs"} <= set(mounts.values())
+        places = mounts(spec)
+        assert places[memory["name"]] == "/dev/shm" and {"/corpus", "/runs"} <= set(places.values())
 
 
 def test_a_single_worker_needs_no_scheduler():
-    words = ["--backend", "byteps", "--name", "one", "--image", "i", "--workers", 1, "--slots", 2, "--"]
-    documents = objects(*words, "run_pretraining_byteps.py", "--dummy_data_len", 32, "--ckpt_dir", "/runs")
+    own = ["run_pretraining_byteps.py", "--dummy_data_len", 32, "--ckpt_dir", "/runs"]
+    documents = objects("--backend", "byteps", *SMALL, *own)
     assert [each["kind"] for each in documents] == ["NetworkPolicy", "Job"]
     assert "--scheduler" not in command(pod_specs(documents[1])[0])
     assert [problems(each) for each in documents] == [[], []]
 
 
 def test_dollar_signs_reach_the_script_unchanged():
-    words = ["--backend", "hvd", "--name", "one", "--image", "i", "--workers", 1, "--slots", 2, "--"]
     own = ["run_pretraining_hvd.py", "--raw", "--data", "/a/$(HOME) $x $$.txt"]
     own += ["--vocab", "v", "--ckpt_dir", "/r"]
-    (spec, _) = pod_specs(objects(*words, *own)[1])
+    (spec, _) = pod_specs(objects("--backend", "hvd", *SMALL, *own)[1])
     assert command(spec)[-len(own) - 1 :] == [*own, "--resume"]
     (container,) = spec["containers"]
     assert "/a/$$(HOME) $$x $$$$.txt" in container["command"]
 
 
+QUANTITY = "is not a number with a unit"
+
+
 @pytest.mark.parametrize(
-    ("words", "own", "said"),
+    ("words", "said"),
     [
-        (["--name", "Bert"], OWN, "--name: 'Bert' is not at most 40 lower-case letters"),
-        (["--cpus", "many"], OWN, "--cpus: 'many' is not a number with a unit"),
-        (["--volume", "runs"], OWN, "--volume: 'runs' is not CLAIM:/PATH"),
-        (["--volume", "runs:/corpus"], OWN, "corpus:/corpus:ro: this path is given twice"),
-        (["--volume", "runs:/r:rw"], OWN, "--volume: 'runs:/r:rw' is not CLAIM:/PATH"),
-        (["--gpu", "gpu"], OWN, "--gpu: 'gpu' is not a resource's name"),
-        (["--resource", "efa=x"], OWN, "--resource: 'efa=x' is not NAME=NUMBER"),
-        (["--resource", "rdma/hca=1e400"], OWN, "--resource: '1e400' is not a number with a unit"),
+        ("--name Bert", "--name: 'Bert' is not at most 40 lower-case letters"),
+        ("--cpus many", f"--cpus: 'many' {QUANTITY}"),
+        ("--volume runs", "--volume: 'runs' is not CLAIM:/PATH"),
+        ("--volume runs:/corpus", "corpus:/corpus:ro: this path is given twice"),
+        ("--volume runs:/r:rw", "--volume: 'runs:/r:rw' is not CLAIM:/PATH"),
+        ("--gpu gpu", "--gpu: 'gpu' is not a resource's name"),
+        ("--resource efa=x", "--resource: 'efa=x' is not NAME=NUMBER"),
+        ("--resource rdma/hca=1e400", f"--resource: '1e400' {QUANTITY}"),
         *(
-            (["--server_cpus", each], OWN, f"--server_cpus: '{each}' is not a number with a unit")
-            for each in ("1e400", "0", "0.0m", "10000Pi", "9223372036854775808", "1_0", "\u0663")
+            (f"--server_cpus {each}", f"--server_cpus: '{each}' {QUANTITY}")
+            for each in ("0", "0.0m", "10000Pi", "9223372036854775808")
         ),
-        (["--node", "gpu"], OWN, "--node: 'gpu' is not NAME=VALUE"),
-        (["--server_memory", "much"], OWN, "--server_memory: 'much' is not a number with a unit"),
-        (["--network", "efa"], OWN, "--network efa: pods have no adapter without --resource"),
-        (["--network", "token-ring"], OWN, "--network token-ring: write tcp"),
-        (["--servers", "2"], OWN, "--servers 2: goes with --backend byteps"),
-        (["--secret", "ours"], OWN, "--secret ours: goes with several workers of --backend byteps"),
-        (["--target_batch_size", "32768"], OWN, "--accumulate and --target_batch_size exclude each other"),
-        (["--target_batch_size_2", "9"], OWN, "--target_batch_size_2 goes with --target_batch_size only"),
-        (
-            ["--pipeline_stages", "3"],
-            OWN,
-            "16 ranks are no multiple of --pipeline_stages 3; 15 or 18 would do",
-        ),
-        (["--user", "0"], OWN, "'0' is not a whole number from 1"),
-        ([], ["--", "--vocab", "v"], "--data is missing after --"),
-        ([], ["--", "--data", "/c/*.txt", "--no_such", "1"], "after --: unrecognized arguments: --no_such 1"),
-        ([], ["--", "--data", "/c/*.txt", "--dropout", "2"], "after --: argument --dropout: '2' is not"),
-        ([], ["--", "--data", "/c/*.txt", "--lr", "1"], "--lr after --: computed from the plan"),
-        (
-            ["--backend", "byteps", "--pipeline_stages", "2"],
-            OWN,
-            "--pipeline_stages 2: goes with --backend hvd",
-        ),
-        (
-            ["--backend", "byteps", "--network", "tcp:eth0"],
-            OWN,
-            "--network tcp:eth0: goes with --backend hvd",
-        ),
+        ("--node gpu", "--node: 'gpu' is not NAME=VALUE"),
+        ("--server_memory much", f"--server_memory: 'much' {QUANTITY}"),
+        ("--network efa", "--network efa: pods have no adapter without --resource"),
+        ("--servers 2", "--servers 2: goes with --backend byteps"),
+        ("--secret ours", "--secret ours: goes with several workers of --backend byteps"),
+        ("--target_batch_size 32768", "--accumulate and --target_batch_size exclude each other"),
+        ("--pipeline_stages 3", "16 ranks are no multiple of --pipeline_stages 3; 15 or 18 would do"),
+        ("--user 0", "'0' is not a whole number from 1"),
+        ("--backend byteps --pipeline_stages 2", "--pipeline_stages 2: goes with --backend hvd"),
+        ("--backend byteps --network tcp:eth0", "--network tcp:eth0: goes with --backend hvd"),
     ],
 )
-def test_bad_options_are_one_line(words, own, said):
-    result = write("--backend", "hvd", *COMMON, *words, *own)
+def test_bad_options_are_one_line(words, said, capsys):
+    assert said in rejected(kubernetes.main, capsys, "--backend", "hvd", *COMMON, *words.split(), *OWN)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*COMMON, "--", "--data", "x", "--no_such", "1"], "after --: unrecognized arguments: --no_such 1"),
+        ([*COMMON, "--", "--vocab", "v"], "--data is missing after --"),
+        ([*SMALL, "no_such.py"], "no_such.py: there is no such script in this project"),
+        ([*SMALL, "--data", "x"], "after --: write a script and its options"),
+        (SMALL, "after --: write a script and its options"),
+    ],
+)
+def test_the_script_and_its_options_are_checked(words, said):
+    result = write("--backend", "hvd", *words)
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
-@pytest.mark.parametrize("own", [[], ["--data", "x"], ["no_such.py"]])
-def test_without_a_plan_there_has_to_be_a_script(own):
-    words = ["--backend", "byteps", "--name", "one", "--image", "i", "--workers", "1", "--slots", "2", "--"]
-    result = write(*words, *own)
-    assert result.returncode == 2 and "script" in result.stderr
-
-
 def test_yaml_is_read_as_what_was_written():
-    values = [
-        "",
-        "a b",
-        "a\nb",
-        "- a",
-        "a: b",
-        "a",
-        "no",
-        "Off",
-        "null",
-        "1",
-        "1e3",
-        "0x1",
-        "#",
-        "é",
-        "~",
-        "=",
-        "2026-01-01",
-    ]
+    values = ["", "a b", "a\nb", "- a", "a: b", "a", "no", "Off", "null", "1", "1e3", "0x1", "#", "é", "~"]
+    values += ["=", "2026-01-01"]
     document = {"a b": {"x": values, "empty": [], "none": {}, "deep": [{"y": [{"z": True}, 3, 2.5, None]}]}}
     assert list(yaml.safe_load_all(yaml_text([document, document], ["a comment"]))) == [document, document]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shlex
 import sys
 
 import pytest
 
+import hparams
 from base.errors import InputError
 from hosts.networks import KINDS, read_network
 from tests.hosts.launching import HVD
 from tests.processes import ROOT, run_command
 
-PLAN = [sys.executable, ROOT / "hparams.py", "--tokens_per_gpu", "8192", "--hostfile", ROOT / "hosts/4x_p3dn"]
+HOSTS = ["--hostfile", str(ROOT / "hosts/4x_p3dn")]
+TOKENS = ["--tokens_per_gpu", "8192"]
 OWN = ["--", "--data", "/c/*.txt", "--vocab", "v"]
 ALL = ["tcp", "tcp:ens5", "tcp:ens5,ens6", "efa", "infiniband", "infiniband:mlx5_0,mlx5_1"]
 
 
 def printed(backend: str, *words: str) -> tuple[list[str], list[str]]:
     """Words of the command that hparams.py prints, and the lines of comment above it."""
-    lines = run_command([*PLAN, "--launch", backend, *words, *OWN]).check().stdout.splitlines()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert hparams.main([*TOKENS, *HOSTS, "--launch", backend, *words, *OWN]) == 0
+    lines = out.getvalue().splitlines()
     comment = [line for line in lines if line.startswith("# ")]
     return shlex.split(" ".join(line.rstrip("\\") for line in lines if not line.startswith("#"))), comment
 
@@ -69,22 +75,17 @@ def test_byteps_takes_one_interface():
 
 
 def test_the_launcher_starts_the_same_and_says_why():
-    result = run_command(
-        [*HVD, "--hostfile", ROOT / "hosts/4x_p3dn", "--network", "efa", "--dry_run", "--", "hparams.py"]
-    ).check()
+    result = run_command([*HVD, *HOSTS, "--network", "efa", "--dry_run", "--", "hparams.py"]).check()
     started = exported(shlex.split(result.stdout.partition("\n")[2]))
-    assert {
-        "FI_PROVIDER": "efa",
-        "NCCL_NET": "AWS Libfabric",
-        "NCCL_DEBUG": "INFO",
-    }.items() <= started.items()
+    expected = {"FI_PROVIDER": "efa", "NCCL_NET": "AWS Libfabric", "NCCL_DEBUG": "INFO"}
+    assert expected.items() <= started.items()
     assert result.stderr.count("launch: --network efa: ") == len(read_network("efa", "hvd").settings())
 
 
 def test_the_launcher_leaves_horovods_fusion_to_the_ranks():
     """On CPUs they turn it off, so that sums of more than two ranks have the same bits again; a user's own
     value reaches all of them."""
-    command = [*HVD, "--dry_run", "--hostfile", ROOT / "hosts/4x_p3dn", "--", "hparams.py"]
+    command = [*HVD, "--dry_run", *HOSTS, "--", "hparams.py"]
     plain = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": None}).check().stdout
     assert "HOROVOD_CYCLE_TIME=30" in plain and "HOROVOD_FUSION_THRESHOLD" not in plain
     chosen = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": "1048576"}).check().stdout
@@ -111,10 +112,11 @@ def test_bad_networks(given, backend, interface, said):
 
 
 def test_bad_networks_are_one_line_of_the_commands():
-    result = run_command([*PLAN, "--launch", "byteps", "--network", "efa", *OWN])
-    assert result.returncode == 2 and result.stderr.startswith("hparams.py: --network efa: BytePS")
-    result = run_command([*PLAN, "--network", "efa"])
-    assert result.returncode == 2 and "--launch only" in result.stderr
-    words = ["--hostfile", ROOT / "hosts/local", "--network", "x", "--", "hparams.py"]
-    result = run_command([*HVD, *words])
-    assert result.returncode == 2 and result.stderr.startswith("launch: --network x: write")
+    plan = [sys.executable, ROOT / "hparams.py", *TOKENS, "--network", "efa"]
+    for words, said in (
+        ([*plan, *HOSTS, "--launch", "byteps", *OWN], "hparams.py: --network efa: BytePS"),
+        ([*plan, "--num_gpus", "8"], "hparams.py: --network goes with --launch only"),
+        ([*HVD, *HOSTS, "--network", "x", "--", "hparams.py"], "launch: --network x: write"),
+    ):
+        result = run_command(words)
+        assert result.returncode == 2 and result.stderr.startswith(said), result.describe()

@@ -22,6 +22,7 @@ TRAINING = [
     *("--log_interval", "5", "--ckpt_interval", "100000", "--progress", "lines"),
 ]
 PART = ROOT / "tests" / "hosts" / "part.py"
+SCHEDULER = ["scheduler", "--workers", "2", "--servers", "1", "--scheduler", "a.b", "--secret"]
 
 
 class Run:
@@ -59,58 +60,46 @@ class Run:
         return pods
 
 
-def codes(results):
-    return {name: result.returncode for name, result in results.items()}
-
-
-def wait_all(pods):
-    return {name: pod.wait() for name, pod in pods.items()}
+def wait_all(pods, code):
+    """The results by the pods' names; each pod has to end with `code`."""
+    results = {name: pod.wait() for name, pod in pods.items()}
+    assert {each.returncode for each in results.values()} == {code}, results["scheduler-0"].describe()
+    return results
 
 
 def test_a_run_that_a_removed_pod_interrupts_goes_on(tmp_path):
     """SIGTERM to the server's pod, which has no rank: the ranks save, every pod ends with 143, which the Jobs
     do not count; new pods go on at the same step and end with 0."""
-    run = Run(
-        tmp_path,
-        "run_pretraining_byteps.py",
-        *TRAINING,
-        "--num_steps",
-        300,
-        "--ckpt_dir",
-        tmp_path / "ckpt",
-    )
+    own = ["--num_steps", 150, "--ckpt_dir", tmp_path / "ckpt"]
+    run = Run(tmp_path, "run_pretraining_byteps.py", *TRAINING, *own)
     with contextlib.ExitStack() as stack:
         pods = run.start(stack)
         wait_for_file(tmp_path / "ckpt" / "metrics.jsonl", text="mlm_loss", run=pods["worker-0"])
         os.kill(pods["server-0"].pid, signal.SIGTERM)
-        results = wait_all(pods)
-    assert set(codes(results).values()) == {143}, results["worker-0"].describe()
+        wait_all(pods, 143)
     (step,) = list_steps(str(tmp_path / "ckpt"))
-    assert 5 <= step < 300
+    assert 5 <= step < 150
     with contextlib.ExitStack() as stack:
-        results = wait_all(run.start(stack))
-    assert set(codes(results).values()) == {0}, results["worker-0"].describe()
+        results = wait_all(run.start(stack), 0)
     assert f"continuing after step {step}" in results["worker-0"].stdout
     lines = (tmp_path / "ckpt" / "metrics.jsonl").read_text("utf-8").splitlines()
     steps = [each["step"] for each in map(json.loads, lines) if "mlm_loss" in each]
-    assert steps[-1] == 300 and sorted(set(steps)) == steps
+    assert steps[-1] == 150 and sorted(set(steps)) == steps
 
 
-@pytest.mark.parametrize(("how", "code"), [("rank", 1), ("input", 2), ("again", 75)])
-def test_all_pods_end_with_the_runs_code(how, code, tmp_path):
-    """A lost pod is a failure of all; bad input and "run me again" too have one code everywhere, by which
-    the Jobs decide (podFailurePolicy)."""
-    actions = {"rank": ["sleep"], "input": ["sleep", "exit2"], "again": ["exit75"]}[how]
+@pytest.mark.parametrize(("actions", "code"), [(["sleep"], 1), (["sleep", "exit2"], 2)])
+def test_all_pods_end_with_the_runs_code(actions, code, tmp_path):
+    """A lost pod is a failure of all; bad input too has one code everywhere, by which the Jobs decide
+    (podFailurePolicy)."""
     run = Run(tmp_path, PART.relative_to(ROOT), tmp_path, *actions)
     with contextlib.ExitStack() as stack:
         pods = run.start(stack)
-        if how == "rank":
+        if code == 1:
             for rank in (0, 1):
                 wait_for_file(tmp_path / f"rank.{rank}.pid", run=pods["worker-0"])
             os.kill(pods["worker-1"].pid, signal.SIGKILL)  # as where a node's power fails
             assert pods.pop("worker-1").wait().returncode == -signal.SIGKILL
-        results = wait_all(pods)
-    assert set(codes(results).values()) == {code}, results["scheduler-0"].describe()
+        wait_all(pods, code)
     facts = json.loads((tmp_path / "rank.1.json").read_text("utf-8"))["environ"]
     expected = {"DMLC_WORKER_ID": "1", "DMLC_NODE_HOST": "127.0.0.1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
     expected.update(DMLC_NUM_WORKER="2", DMLC_NUM_SERVER="1", BYTEPS_LOCAL_RANK="0", BYTEPS_GLOBAL_RANK="1")
@@ -125,20 +114,12 @@ def test_all_pods_end_with_the_runs_code(how, code, tmp_path):
         (
             ["worker", "--workers", "1", "--", PART],
             {"JOB_COMPLETION_INDEX": "1"},
-            "JOB_COMPLETION_INDEX=1: a worker's",
+            "JOB_COMPLETION_INDEX=1: a",
         ),
         (["worker", "--workers", "1", "--", PART], {}, "JOB_COMPLETION_INDEX=: a worker's is 0 to 0"),
         (["worker", "--workers", "1"], {}, "the command of the ranks is missing"),
-        (
-            ["scheduler", "--workers", "2", "--servers", "1", "--scheduler", "a.b", "--secret", "no-such"],
-            {"POD_IP": "10.0.0.1"},
-            "--secret no-such: No such file or directory",
-        ),
-        (
-            ["scheduler", "--workers", "2", "--servers", "1", "--scheduler", "a.b", "--secret", "s"],
-            {"POD_IP": "fd00::1"},
-            "POD_IP=fd00::1: it must be the pod's IPv4 address",
-        ),
+        ([*SCHEDULER, "no-such"], {"POD_IP": "10.0.0.1"}, "--secret no-such: No such file or directory"),
+        ([*SCHEDULER, "s"], {"POD_IP": "fd00::1"}, "POD_IP=fd00::1: it must be the pod's IPv4 address"),
     ],
 )
 def test_bad_input_is_one_line(words, env, said):
@@ -151,18 +132,7 @@ def test_bad_input_is_one_line(words, env, said):
 
 
 def test_a_single_worker_runs_alone(tmp_path):
-    words = [
-        sys.executable,
-        "-m",
-        "hosts.pod",
-        "byteps",
-        "worker",
-        "--workers",
-        "1",
-        "--slots",
-        "2",
-        "--",
-    ]
+    words = [sys.executable, "-m", "hosts.pod", "byteps", "worker", "--workers", "1", "--slots", "2", "--"]
     with start_command([*words, PART, tmp_path, "obey"], env={"JOB_COMPLETION_INDEX": "0"}) as run:
         for rank in (0, 1):
             wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.processes import TIMED_OUT, run_ranks, start_ranks, until, wait_for_file
+from tests.processes import run_ranks, start_ranks, until, wait_for_file
 
 WHO = """
 import os, sys
@@ -19,13 +19,11 @@ SLEEP = "import sys, time\nopen(sys.argv[1], 'w').close()\ntime.sleep(600)\n"
 
 
 @pytest.mark.parametrize(
-    ("size", "local_ranks", "places"),
-    [(1, 1, ["0 0 1"]), (2, 1, ["0 0 1", "1 0 1"]), (2, 2, ["0 0 2", "0 1 2"]), (4, 2, None)],
+    ("size", "local_ranks", "places"), [(1, 1, ["0 0 1"]), (4, 2, ["0 0 2", "0 1 2", "1 0 2", "1 1 2"])]
 )
 def test_outputs_of_ranks(size, local_ranks, places):
     options = {"local_ranks": local_ranks, "launcher_args": ["--server_timeout", "0.5"]}
     result = run_ranks(WHO, size, "byteps", args=["x", 1], **options).check()
-    places = places or [f"{rank // 2} {rank % 2} 2" for rank in range(4)]
     assert [rank.stdout for rank in result.ranks] == [f"out {place} ['x', '1']\n" for place in places]
     assert [rank.stderr for rank in result.ranks] == [f"err {rank}\n" for rank in range(size)]
 
@@ -42,11 +40,6 @@ def test_acting_on_the_parts_of_a_run(tmp_path):
         os.kill(run.find_role("scheduler")[0], signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 137 and "scheduler was killed by SIGKILL" in result.stderr
-
-
-def test_time_limit(tmp_path):
-    result = run_ranks(SLEEP, 2, "byteps", timeout=1.5, args=[tmp_path / "up"])
-    assert result.returncode == TIMED_OUT
 
 
 @pytest.mark.parametrize(("size", "launcher"), [(3, "byteps"), (2, "mpirun")])

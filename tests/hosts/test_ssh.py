@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hosts.supervise import SIGNALS
-from tests.hosts.launching import LAUNCH
+from tests.hosts.launching import HVD
 from tests.namespaces import INTERFACE, Unavailable
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 from tests.ssh_hosts import ssh_hosts
@@ -40,24 +39,13 @@ def nothing_stays(request):
         request.getfixturevalue("hosts").wait_until_empty()
 
 
-def launcher(hosts, *options, backend="hvd", number=2, ssh=None):
+def launcher(hosts, *options, number=2, ssh=None):
     """Words that start a run on the first hosts, up to its own command."""
     lines = hosts.hostfile.read_text(encoding="ascii").splitlines()[:number]
     hostfile = hosts.folder / f"hostfile.{number}"
     hostfile.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
-    return [
-        *hosts.prefix,
-        *LAUNCH,
-        "--backend",
-        backend,
-        "--hostfile",
-        hostfile,
-        "--ssh",
-        ssh or hosts.ssh,
-        "--interface",
-        INTERFACE,
-        *options,
-    ]
+    words = ["--hostfile", hostfile, "--ssh", ssh or hosts.ssh, "--interface", INTERFACE, *options]
+    return [*hosts.prefix, *HVD, *words]
 
 
 def test_a_run_over_three_hosts(hosts):
@@ -111,17 +99,25 @@ def test_a_part_ends_when_its_connection_is_cut(hosts, tmp_path):
     text = " ".join(map(str, [*supervise, "--", "sh", "-c", f"'{part}'"]))
     line = ["sh", "-c", 'sleep 600 | exec "$0" "$@"']  # as the launcher keeps its end open
     command = [*hosts.prefix, *line, *hosts.ssh.split(), "10.77.0.2", text]
-    with start_command(command) as run, contextlib.ExitStack() as wire:
+    with start_command(command) as run:
         wait_for_file(tmp_path / "begun", run=run)
-        hosts.cut(1)
-        wire.callback(hosts.mend, 1)
-        until(lambda: not any("sleep 600" in each for each in hosts.processes(1)), run)
-        run.signal(SIGNALS["KILL"])
+        with silent(hosts):
+            until(lambda: not any("sleep 600" in each for each in hosts.processes(1)), run)
+            run.signal(signal.SIGKILL)
 
 
 # --------------------------------------------------------------------- faults, before anything is started
 #
 # Each: the way to make it, on beta or in the client's configuration, and what the line must say.
+
+
+@contextlib.contextmanager
+def silent(hosts):
+    hosts.cut(1)
+    try:
+        yield
+    finally:
+        hosts.mend(1)
 
 
 @contextlib.contextmanager
@@ -191,35 +187,25 @@ FAULTS = {
         "10.77.0.2 has no orted on the PATH of its login shell; make setup there installs Open MPI",
     ),
     "a silent host": (
-        lambda hosts, _: cut(hosts),
+        lambda hosts, _: silent(hosts),
         "10.77.0.2 does not answer; look whether it is on",
     ),
+    "no server": (
+        lambda hosts, _: contextlib.nullcontext(),
+        "10.77.0.2 has no ssh server at that port; start it there (systemctl start ssh), or name its port",
+    ),
 }  # fmt: skip
-PASSING = ("a silent host",)  # the launcher ends with 1: it may answer the next time
-
-
-@contextlib.contextmanager
-def cut(hosts):
-    hosts.cut(1)
-    try:
-        yield
-    finally:
-        hosts.mend(1)
+# Options of ssh for those after which the launcher ends with 1: the host may answer the next time.
+PASSING = {"a silent host": "-o ConnectTimeout=5", "no server": "-p 2222"}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_one_line_and_nothing_is_started(hosts, tmp_path, name):
     make, said = FAULTS[name]
     begun = tmp_path / "begun"
-    words = launcher(hosts, ssh=f"{hosts.ssh} -o ConnectTimeout={5 if name in PASSING else 300}")
+    words = launcher(hosts, ssh=f"{hosts.ssh} {PASSING.get(name, '-o ConnectTimeout=300')}")
     with make(hosts, tmp_path):
         result = run_command([*words, "--", sys.executable, "-c", f"open({str(begun)!r}, 'w')"])
     assert result.returncode == (1 if name in PASSING else 2), result.describe()
     assert result.stderr.count("\n") == 1 and said in result.stderr, result.stderr
     assert not begun.exists()
-
-
-def test_a_port_without_a_server(hosts):
-    result = run_command([*launcher(hosts, ssh=f"{hosts.ssh} -p 2222"), "--", sys.executable, "-c", ""])
-    said = "10.77.0.2 has no ssh server at that port; start it there (systemctl start ssh), or name its port"
-    assert result.returncode == 1 and f"launch: {said}" in result.stderr, result.describe()
