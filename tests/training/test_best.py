@@ -68,7 +68,6 @@ def test_it_has_the_parameters_of_its_step(whole, corpus, tmp_path):
     "moment",
     [
         (training.saving, "save", 1, True),
-        (training.saving, "save", 2, False),
         (training.saving, "save", 3, True),
         (training.best, "replacing", 1, True),
         (training.best, "replacing", 2, True),
