@@ -10,7 +10,10 @@ from tests.processes import ROOT, run_ranks
 from tests.training.staged import arrays_of, manifest_of, parts_of, run, words
 from training.checkpoint import best_step, list_steps
 
-PASSES = {"num_steps": None, "num_epochs": "2,0.5", "batch_size": "64,16", "static_masks": True}
+PASSES = {
+    "num_steps": None, "num_epochs": "2,0.5", "batch_size": "64,16", "static_masks": True,
+    "ckpt_interval": 1000,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +60,9 @@ def test_resumed_and_made_longer(whole, corpus, tmp_path):
 def test_two_ranks_share_the_passes(backend, launcher, whole, corpus, tmp_path):
     """Four blocks a step: both ranks agree on the steps, and on the best of their evaluations."""
     more = {"accumulate": 2, "resume": True, "keep_best": True, "attention_dropout": 0.2, "weight_decay": 0.1}
+    more["eval_interval"] = 4
     options = words(tmp_path, corpus, **{**PASSES, **more})
-    for _ in range(2):  # resumed, it takes no more
+    for _ in range(2 if backend == "hvd" else 1):  # resumed, it takes no more
         run_ranks(ROOT / f"run_pretraining_{backend}.py", 2, launcher, args=options).check()
         blocks = [each["num_steps"] for each in ends_of(whole)]
         assert [each["num_steps"] for each in ends_of(tmp_path)] == [-(-each // 4) for each in blocks]
