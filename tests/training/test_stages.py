@@ -95,12 +95,9 @@ def test_steps_and_schedules_of_both(whole):
 
 def test_manifests_know_their_stage(whole):
     facts = [manifest_of(whole, step) for step in list_steps(str(whole))]
-    assert [(each["step"], each["stage"], each["begun"], each["num_steps"]) for each in facts] == [
-        (2, 1, 0, FIRST),
-        (4, 1, 0, FIRST),
-        (6, 2, FIRST, SECOND),
-        (7, 2, FIRST, SECOND),
-    ]
+    found = [(each["step"], each["stage"], each["begun"], each["num_steps"]) for each in facts]
+    assert found[:2] == [(2, 1, 0, FIRST), (4, 1, 0, FIRST)]
+    assert found[2:] == [(6, 2, FIRST, SECOND), (7, 2, FIRST, SECOND)]
     assert facts[1]["options"]["max_seq_length"] == 16 and facts[2]["options"]["max_seq_length"] == 32
     assert facts[2]["blocks"] == 2, "stage 2's data begin anew"
 
@@ -141,7 +138,6 @@ MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "after stage 1's end is saved": (training.saving, "save", 2, False),
     "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
     "after stage 1's report": (training.loop, "summarize", 1, False),
-    "before stage 2's start is looked for": (training.train, "after_stage_1", 1, True),
     "when stage 2 is open": (training.train, "open_run", 2, False),
     "after stage 2's first evaluation": (RunReporter, "evaluation", 3, False),
     "in stage 2's second step": (training.loop.Loop, "_take", FIRST + 2, True),
@@ -224,15 +220,13 @@ def test_run_yaml_has_both_stages(whole, corpus):
     """Pairs as they were given, also though stage 2 wrote it last."""
     again = parse_options(["--options_file", str(whole / "run.yaml")], "description")
     given = parse_options(words(whole, corpus), "description")
-    ignored = {"options_file": None}
-    assert {**vars(again), **ignored} == {**vars(given), **ignored}
+    assert {**vars(again), "options_file": None} == {**vars(given), "options_file": None}
     assert again.num_steps == (FIRST, SECOND)
 
 
-@pytest.mark.parametrize("hours", ["1e-5,2e-5"])
-def test_hours_for_each_stage(hours, corpus, tmp_path):
+def test_hours_for_each_stage(corpus, tmp_path):
     """36 and 72 ms of steps, however many these are; interrupted in stage 2."""
-    options = {"num_steps": None, "budget_hours": hours, "data_eval": None, "ckpt_interval": 100}
+    options = {"num_steps": None, "budget_hours": "1e-5,2e-5", "data_eval": None, "ckpt_interval": 100}
     assert run(tmp_path, corpus, resume=True, **options) == 0
     lines = metrics_of(tmp_path)
     (end,) = {each["step"] for each in lines if each["stage"] == 1} & set(list_steps(str(tmp_path)))
@@ -330,15 +324,15 @@ class TestInitFrom:
     PLAIN = {"stages": None, "max_seq_length": 32, "batch_size": 2, "num_steps": 2, "lr": 0.01}
     PLAIN.update(warmup_ratio=0.5, data_eval=None)
 
-    @pytest.mark.parametrize("form", ["{0}:4", "{0}", "{0}/0000004.params"])
-    def test_a_folder_a_step_and_a_file(self, form, first, corpus, tmp_path, capsys):
-        assert run(tmp_path / "run", corpus, init_from=form.format(first), **self.PLAIN) == 0
-        assert f"parameters of {first}/0000004.params" in capsys.readouterr().out
-        assert run(tmp_path / "more", corpus, init_from=f"{first}:4", **self.PLAIN) == 0
-        assert arrays_of(tmp_path / "run", 2) == arrays_of(tmp_path / "more", 2)
-        fresh = tmp_path / "fresh"
-        assert run(fresh, corpus, **self.PLAIN) == 0
-        assert arrays_of(tmp_path / "run", 2)[0] != arrays_of(fresh, 2)[0]
+    def test_a_folder_a_step_and_a_file(self, first, corpus, tmp_path, capsys):
+        forms = {"step": f"{first}:4", "folder": first, "file": first / "0000004.params", "fresh": None}
+        found = {}
+        for name, form in forms.items():
+            assert run(tmp_path / name, corpus, init_from=form, **self.PLAIN) == 0
+            said = f"parameters of {first}/0000004.params" in capsys.readouterr().out
+            assert said == (form is not None)
+            found[name] = arrays_of(tmp_path / name, 2)
+        assert found["step"] == found["folder"] == found["file"] and found["step"][0] != found["fresh"][0]
 
     def test_the_same_command_resumes(self, first, corpus, tmp_path, monkeypatch):
         """A checkpoint in ckpt_dir wins; what --init_from names may be gone by then."""
@@ -368,19 +362,11 @@ class TestInitFrom:
         assert arrays_of(tmp_path / "fork", 4) == arrays_of(tmp_path / "whole", 4)
         assert metrics_of(tmp_path / "fork") == metrics_of(tmp_path / "whole")[2:]
 
-    @pytest.mark.parametrize(
-        "reset", ["optimizer", "schedule", "data", "optimizer,schedule", "schedule,data"]
-    )
+    @pytest.mark.parametrize("reset", ["optimizer", "schedule", "data"])
     def test_each_reset(self, reset, whole, corpus, tmp_path):
         """A start at stage 1's second step: steps, moments and place go on unless they are reset."""
-        options = {
-            **self.PLAIN,
-            "stages": "1",
-            "num_steps": 6,
-            "max_seq_length": 16,
-            "batch_size": 4,
-            "seed": None,
-        }
+        options = {**self.PLAIN, "stages": "1", "num_steps": 6, "max_seq_length": 16, "batch_size": 4}
+        options["seed"] = None
         assert run(tmp_path, corpus, init_from=f"{whole}:2", reset=reset, **options) == 0
         begun = 0 if "schedule" in reset else 2
         assert [each["step"] for each in metrics_of(tmp_path)] == list(range(begun + 1, 7))
@@ -481,11 +467,11 @@ def test_float32_masters_are_parameters():
         other.restore_masters({"a.weight.master": np.zeros(2, np.float32)})
 
 
-@pytest.mark.parametrize("form", ["huggingface", "tensorflow", "gluonnlp"])
-def test_parameters_of_other_formats_are_the_same(form, first, corpus, tmp_path):
+def test_parameters_of_other_formats_are_the_same(first, corpus, tmp_path):
     """A checkpoint converted, and a run that begins with it, against one that begins with the checkpoint."""
-    assert convert.main([str(first), str(tmp_path / form), "--to", form]) == 0
     plain = {**TestInitFrom.PLAIN, "num_steps": 1}
     assert run(tmp_path / "ours", corpus, init_from=first, **plain) == 0
-    assert run(tmp_path / "theirs", corpus, init_from=tmp_path / form, **plain) == 0
-    assert arrays_of(tmp_path / "theirs", 1) == arrays_of(tmp_path / "ours", 1)
+    for form in ("huggingface", "tensorflow", "gluonnlp"):
+        assert convert.main([str(first), str(tmp_path / form), "--to", form]) == 0
+        assert run(tmp_path / f"from-{form}", corpus, init_from=tmp_path / form, **plain) == 0
+        assert arrays_of(tmp_path / f"from-{form}", 1) == arrays_of(tmp_path / "ours", 1)

@@ -124,7 +124,7 @@ class TestPlans:
 class TestDirectories:
     """The content of a directory against the stages that are asked for; all before mxnet is imported."""
 
-    def save(self, directory: Path, step: int, corpus: Any, **facts: Any) -> None:
+    def save(self, directory: Path, step: int, **facts: Any) -> None:
         made_with = {"model": MODEL, "vocab_size": 1024, "vocab_sha256": None, "num_steps": 4, **facts}
         made_with["ended"] = step - facts.get("begun", 0) == 4
         ones = {"word_embed.0.weight": np.ones((1024, 16), np.float32)}
@@ -133,41 +133,23 @@ class TestDirectories:
     @pytest.mark.parametrize(
         ("there", "changes", "named"),
         [
-            ({}, {"stages": "2"}, "no complete checkpoint of stage 1"),
-            ({"stage": 1, "begun": 0, "step": 3}, {"stages": "2"}, r"stage 1, which has not ended \(3 of 4"),
-            ({"stage": 2, "begun": 4, "step": 6}, {"stages": "2"}, "continue them with --resume"),
-            ({"stage": 2, "begun": 4, "step": 6}, {"stages": "1", "resume": True}, "is of stage 2 already"),
-            ({"stage": 1, "begun": 0, "step": 4}, {"stages": "both"}, "continue them with --resume"),
-            (
-                {"stage": 1, "begun": 0, "step": 3},
-                {"stages": None, "resume": True},
-                "is of stage 1; go on with",
-            ),
-            (
-                {"stage": None, "begun": 0, "step": 4},
-                {"resume": True},
-                "run without stages; start .*--init_from",
-            ),
-            ({"step": 4}, {"resume": True}, "of a run without stages"),
-            (
-                {"stage": 1, "begun": 0, "step": 4},
-                {"stages": "2", "resume": True, "init_from": "x"},
-                "--init_from x: .*leave --init_from out",
-            ),
+            ((), {"stages": "2"}, "no complete checkpoint of stage 1"),
+            ((3, 1, 0), {"stages": "2"}, r"stage 1, which has not ended \(3 of 4"),
+            ((6, 2, 4), {"stages": "2"}, "continue them with --resume"),
+            ((6, 2, 4), {"stages": "1", "resume": True}, "is of stage 2 already"),
+            ((4, 1, 0), {"stages": "both"}, "continue them with --resume"),
+            ((3, 1, 0), {"stages": None, "resume": True}, "is of stage 1; go on with"),
+            ((4, None, 0), {"resume": True}, "run without stages; start .*--init_from"),
+            ((4,), {"resume": True}, "of a run without stages"),  # an older manifest
+            ((4, 1, 0), {"stages": "2", "resume": True, "init_from": "x"}, "x: .*leave --init_from out"),
         ],
     )
     def test_what_is_there_does_not_fit(self, there, changes, named, corpus, tmp_path):
         if there:
-            self.save(tmp_path, there.pop("step"), corpus, **there)
+            self.save(tmp_path, **dict(zip(("step", "stage", "begun"), there)))
         before = sorted(tmp_path.iterdir())
-        changes = {
-            "max_seq_length": 16,
-            "batch_size": 4,
-            "num_steps": 4,
-            "lr": 0.1,
-            "warmup_ratio": 0,
-            **changes,
-        }
+        one = {"max_seq_length": 16, "batch_size": 4, "num_steps": 4, "lr": 0.1, "warmup_ratio": 0}
+        changes = {**one, **changes}
         with pytest.raises(InputError, match=named) as caught:
             parts_of(tmp_path, corpus, **changes)
         assert "\n" not in str(caught.value)
@@ -194,7 +176,7 @@ class TestDirectories:
         with pytest.raises(InputError, match="--data names files with masks, .*--data_2"):
             parts_of(tmp_path / "run", corpus, **changes)
         (_, second) = parts_of(tmp_path / "run", corpus, data_2=path, **changes)
-        assert second.inputs.train.paths == (str(path),) or list(second.inputs.train.paths) == [str(path)]
+        assert list(second.inputs.train.paths) == [str(path)]
 
 
 class TestParameters:
@@ -246,16 +228,14 @@ class TestParameters:
         tokens = Path(corpus.vocab).read_text().splitlines()
         tokens[700], tokens[701] = tokens[701], tokens[700]
         (tmp_path / "vocab.txt").write_text("\n".join(tokens))
-        with pytest.raises(
-            InputError, match=f"its token 700 is {tokens[701]!r}, this run's is {tokens[700]!r}"
-        ):
+        said = f"its token 700 is {tokens[701]!r}, this run's is {tokens[700]!r}"
+        with pytest.raises(InputError, match=said):
             self.check(trained, corpus, tmp_path / "run", vocab=tmp_path / "vocab.txt")
         (tmp_path / "vocab.txt").write_text("\n".join(tokens[:-1]))
         with pytest.raises(InputError, match="has vocabulary size 1024, this run vocabulary size 1023"):
             self.check(trained, corpus, tmp_path / "run", vocab=tmp_path / "vocab.txt")
-        inputs = self.check(
-            trained, corpus, tmp_path / "run", vocab=tmp_path / "vocab.txt", init_partial=True
-        )
+        changes = {"vocab": tmp_path / "vocab.txt", "init_partial": True}
+        inputs = self.check(trained, corpus, tmp_path / "run", **changes)
         assert not {"word_embed.0.weight", "decoder.3.bias"} & set(inputs.start.initial.tensors)
         assert "pooler.weight" in inputs.start.initial.tensors
 
