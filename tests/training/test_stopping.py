@@ -76,7 +76,8 @@ sys.exit(stop.exit_code)
 
 @pytest.mark.parametrize(("number", "code"), CODES, ids=["TERM", "USR1", "INT"])
 def test_a_signal_before_the_steps_ends_with_its_code_and_leaves_no_half_file(number, code, tmp_path):
-    for moment in ("importing", "elsewhere", "writing"):
+    # SIGUSR1 has SIGTERM's handlers and code.
+    for moment in ("writing",) if number == signal.SIGUSR1 else ("importing", "elsewhere", "writing"):
         found, stderr = ended_by(number, moment, tmp_path)
         assert found == code and "Traceback" not in stderr, stderr
         assert list(tmp_path.iterdir()) == []
