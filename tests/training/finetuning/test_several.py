@@ -96,7 +96,7 @@ def test_bad_options_come_before_any_work(data, tmp_path):
 
 
 def test_a_folder_with_other_runs_is_left_alone(data, searched):
-    with pytest.raises(InputError, match="--resume goes on"):
+    with pytest.raises(InputError, match="holds 4 runs .* --resume goes on"):
         finetune_classifier.main(command(data, searched, *SEARCH))
     with pytest.raises(InputError, match="--clip_norm 2.0: the runs in .* have 1.0"):
         finetune_classifier.main(command(data, searched, *SEARCH, "--resume", "--clip_norm", "2"))

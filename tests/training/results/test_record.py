@@ -99,9 +99,9 @@ class TestEnds:
             (TrainingError("the disk is full"), FAILED, "the disk is full"),
             (MemoryError(), NO_MEMORY, "MemoryError"),
             (
-                MXNetError("Traceback (most recent call last):\n  [bt] 1\ncudaMalloc failed: out of memory"),
+                MXNetError("Traceback:\n  [bt] 1\ncudaMalloc: out of memory"),
                 NO_MEMORY,
-                "cudaMalloc failed: out of memory",
+                "cudaMalloc: out of memory",
             ),
             (MXNetError("Traceback:\n  File\nMXNetError: shapes"), FAILED, "MXNetError: shapes"),
             (KeyboardInterrupt(), UNFINISHED, None),
