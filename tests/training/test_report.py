@@ -28,6 +28,11 @@ from training.metrics import finite_or_none
 from training.report import Ending, Reporter, RunReporter, Span, plot_losses, read_metrics, summarize
 
 
+@pytest.fixture(scope="module", autouse=True)
+def undrawn() -> None:
+    """Leaves the picture in, which the fixture of this name leaves out elsewhere."""
+
+
 def training(step: int, **changes: Any) -> dict[str, Any]:
     return {
         **{"step": step, "mlm_loss": 7.5 - step / 100, "nsp_loss": 0.7, "mlm_acc": 0.125, "nsp_acc": 0.5},
