@@ -132,12 +132,6 @@ def test_best_in_place_of_a_step(whole, corpus, tmp_path):
         assert str(tmp_path / BEST_FILE) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("flag", ["keep_best", "eval_interval"])
-def test_without_held_out_text_there_is_no_best(flag, corpus, tmp_path):
-    with pytest.raises(InputError, match=f"--{flag}: nothing is evaluated; name held-out text"):
-        parts_of(tmp_path, corpus, data_eval=None, **{flag: True if flag == "keep_best" else 5})
-
-
 def test_a_disk_that_does_not_take_the_record_ends_the_run(tmp_path):
     def fails() -> None:
         raise OSError(28, "No space left on device", "best.json")

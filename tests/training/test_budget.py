@@ -143,15 +143,7 @@ def words(corpus, directory, seconds: float, *more: str) -> list[str]:
         *("--raw", "--data", corpus.train, "--data_eval", corpus.held_out, "--vocab", corpus.vocab),
         *("--model", "bert_1_32_2", "--max_seq_length", "32", "--batch_size", "256", "--use_avg_len"),
         *("--lr", str(LR), "--warmup_ratio", str(WARMUP), "--log_interval", "1", "--ckpt_interval", "5"),
-        *(
-            "--peak_tflops",
-            "0.1",
-            "--budget_hours",
-            repr(seconds / 3600),
-            "--ckpt_dir",
-            str(directory),
-            *more,
-        ),
+        *("--budget_hours", repr(seconds / 3600), "--peak_tflops", "0.1", "--ckpt_dir", directory, *more),
     ]
 
 

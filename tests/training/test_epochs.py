@@ -7,7 +7,7 @@ import pytest
 from base.errors import InputError
 from data.pretraining.batches import EPOCH_SHIFT
 from tests.processes import ROOT, run_ranks
-from tests.training.staged import arrays_of, manifest_of, parts_of, run, words
+from tests.training.staged import arrays_of, manifest_of, run, words
 from training.checkpoint import best_step, list_steps
 
 PASSES = {
@@ -67,20 +67,3 @@ def test_two_ranks_share_the_passes(backend, launcher, whole, corpus, tmp_path):
         blocks = [each["num_steps"] for each in ends_of(whole)]
         assert [each["num_steps"] for each in ends_of(tmp_path)] == [-(-each // 4) for each in blocks]
         assert best_step(str(tmp_path)) in list_steps(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"num_steps": 5}, "--num_epochs and --num_steps exclude each other"),
-        ({"budget_hours": 1}, "--budget_hours and --num_epochs exclude each other"),
-        ({"data": None, "raw": None, "dummy_data_len": 16, "stages": None}, "--num_epochs: passes are over"),
-        ({"num_epochs": "0"}, "--num_epochs"),
-        ({"num_epochs": "1,2,3"}, "--num_epochs"),
-    ],
-)
-def test_bad_input_is_one_line(changes, named, corpus, tmp_path):
-    one = {"max_seq_length": 16, "batch_size": 4, "lr": 0.1, "warmup_ratio": 0.1, "num_epochs": 1}
-    with pytest.raises(InputError) as caught:
-        parts_of(tmp_path, corpus, **{**PASSES, **(one if "stages" in changes else {}), **changes})
-    assert named in str(caught.value) and "\n" not in str(caught.value)

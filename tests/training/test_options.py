@@ -210,7 +210,7 @@ def test_gluonnlps_options_are_in_the_guide():
         ("num_steps num_buckets batch_size accumulate batch_size_eval log_interval ckpt_interval", "0 1.5"),
         ("dummy_data_len max_seq_length max_predictions_per_seq", "0 1.5"),
         ("start_step seed num_data_workers keep_checkpoints", "-1 0.5"),
-        ("lr sp_alpha decay_power lower_bound upper_bound", "0"),
+        ("lr sp_alpha decay_power lower_bound upper_bound num_epochs", "0"),
         ("end_lr clip_norm weight_decay", "-0.1"),
         ("warmup_ratio short_seq_prob", "-0.1 1.1"),
         ("dropout attention_dropout beta1", "-0.1 1"),
@@ -278,6 +278,19 @@ def test_model_names():
         (["--optimizer", "adamw", "--bias_correction"], ["--bias_correction", "--optimizer"]),
         (["--optimizer", "bertadam", "--lower_bound", "1"], ["--lower_bound", "--optimizer"]),
         (["--optimizer", "adamw", "--upper_bound", "1"], ["--upper_bound", "--optimizer"]),
+        (
+            ["--optimizer_state", "bfloat16", "--operators", "mxnet"],
+            ["_state bfloat16", "or --operators mxnet"],
+        ),
+        (["--optimizer_state", "bfloat16", "--dtype", "float16"], ["_state bfloat16", "or --dtype float16"]),
+        (["--num_epochs", "1", "--num_steps", "5"], ["--num_epochs and --num_steps exclude each other"]),
+        (
+            ["--num_epochs", "1", "--budget_hours", "1"],
+            ["--budget_hours and --num_epochs exclude each other"],
+        ),
+        (["--num_epochs", "1", "--dummy_data_len", "16"], ["--num_epochs: passes are over --data"]),
+        (["--keep_best"], ["--keep_best: nothing is evaluated; name held-out text"]),
+        (["--eval_interval", "5"], ["--eval_interval: nothing is evaluated; name held-out text"]),
     ],
 )
 def test_options_that_exclude_each_other(argv, named):

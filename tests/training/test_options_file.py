@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 
@@ -177,18 +176,6 @@ def test_files_that_cannot_be_read(tmp_path, write):
     path = write("data: x")
     assert "one such file" in rejected("--options_file", path, "--options_file", path)
     assert "--options_file" in rejected("--options_file")
-
-
-def test_random_bytes_are_rejected_or_understood(write):
-    rng = random.Random(3)
-    words = [*b"lr data raw : - [ ] &a *a !! ' \" 1".split(), b" ", b"\n"]
-    for _ in range(150):
-        count = rng.randint(1, 12)
-        parts = [rng.choice(words) if rng.random() < 0.9 else rng.randbytes(1) for _ in range(count)]
-        try:
-            parse_options(["--data", "x", "--options_file", write(b"".join(parts))], "")
-        except InputError as error:
-            assert "\n" not in str(error)
 
 
 @settings(max_examples=60, deadline=None)

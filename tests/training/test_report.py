@@ -28,11 +28,6 @@ from training.metrics import finite_or_none
 from training.report import Ending, Reporter, RunReporter, Span, plot_losses, read_metrics, summarize
 
 
-@pytest.fixture(scope="module", autouse=True)
-def undrawn() -> None:
-    """Leaves the picture in, which the fixture of this name leaves out elsewhere."""
-
-
 def training(step: int, **changes: Any) -> dict[str, Any]:
     return {
         **{"step": step, "mlm_loss": 7.5 - step / 100, "nsp_loss": 0.7, "mlm_acc": 0.125, "nsp_acc": 0.5},
@@ -327,7 +322,8 @@ class TestSummary:
         summarize(TASK, str(directory), Ending(100, floors), reporter)
         return "\n".join(reporter.lines)
 
-    def test_how_far_the_run_has_come(self, tmp_path):
+    def test_how_far_the_run_has_come(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(report, "plot_losses", plot_losses)  # again
         said = self.closing_lines(tmp_path, Floors(), training(10), training(100), evaluation(100))
         assert "7.400 at step 10 -> 6.500 at step 100" in said
         assert "held-out text: MLM loss 6.500, accuracy 25.0%" in said
