@@ -16,7 +16,7 @@ from base.errors import InputError, TrainingError
 from tests.training.staged import arrays_of, metrics_of, parts_of, run
 from tests.training.test_stages import Interrupted, stop_in
 from training.checkpoint import BEST_FILE, Kept, best_step, list_steps
-from training.report import Reporter, RunReporter
+from training.report import Reporter
 from training.saving import Saver
 from training.start.weights import find_weights
 
@@ -71,7 +71,6 @@ def test_it_has_the_parameters_of_its_step(whole, corpus, tmp_path):
         (training.saving, "save", 3, True),
         (training.best, "replacing", 1, True),
         (training.best, "replacing", 2, True),
-        (RunReporter, "evaluation", 3, False),
         (training.run, "evaluate", EVERY, True),
         (training.loop.Loop, "_take", 9, True),
         (training.run, "evaluate", STEPS, True),

@@ -23,18 +23,6 @@ __all__ = ["handlers"]  # a fixture for all tests of this module
 LOCAL = LocalCommunicator()
 
 
-def test_the_folder_is_held_inside_and_free_outside(tmp_path):
-    folder = tmp_path / "new" / "run"
-    with locked(str(folder), LOCAL):
-        holder = json.loads((folder / LOCK_FILE).read_text())
-        assert holder["process"] == os.getpid()
-        named = rf"--ckpt_dir {folder} is held by process {os.getpid()} on "
-        with pytest.raises(InputError, match=named), locked(str(folder), LOCAL):
-            raise AssertionError("two have it")
-        assert (folder / LOCK_FILE).exists()
-    assert not list(folder.iterdir())
-
-
 def test_an_exception_gives_it_back(tmp_path):
     with pytest.raises(ZeroDivisionError), locked(str(tmp_path), LOCAL):
         raise ZeroDivisionError

@@ -135,7 +135,7 @@ def stop_in(monkeypatch: Any, where: Any, name: str, at: int, before: bool) -> N
 MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "in stage 1": (training.loop.Loop, "_take", 3, True),
     "before stage 1's end is saved": (training.saving, "save", 2, True),
-    "after stage 1's end is saved": (training.saving, "save", 2, False),
+    "before stage 1's last evaluation": (training.run, "evaluate", 2, True),
     "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
     "after stage 1's report": (training.loop, "summarize", 1, False),
     "when stage 2 is open": (training.train, "open_run", 2, False),
@@ -158,16 +158,12 @@ def test_interrupted_and_resumed_it_is_the_same_run(moment, whole, corpus, tmp_p
     assert metrics_of(tmp_path) == metrics_of(whole)
 
 
-def test_a_finished_run_takes_no_more_steps(whole, corpus, tmp_path):
+@pytest.mark.parametrize("damaged", [(), (6, 7)])
+def test_a_finished_run_takes_no_more_steps_or_those_whose_checkpoints_are_damaged(
+    damaged, whole, corpus, tmp_path
+):
     shutil.copytree(whole, tmp_path / "run")
-    assert run(tmp_path / "run", corpus, resume=True) == 0
-    assert metrics_of(tmp_path / "run") == metrics_of(whole)
-    assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
-
-
-def test_a_damaged_checkpoint_of_stage_2_leaves_stage_1s_end(whole, corpus, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    for step in (6, 7):
+    for step in damaged:
         (tmp_path / "run" / f"{step:07d}.params").write_bytes(b"short")
     assert run(tmp_path / "run", corpus, resume=True) == 0
     assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
