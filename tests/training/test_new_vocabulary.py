@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import finetune_classifier
 from base.errors import InputError
 from bert.weights.params_file import read_index
 from tests.finetuned import classifier, write_data
-from tests.processes import ROOT, run_command, run_ranks
+from tests.processes import ROOT, run_ranks
 from tests.training.staged import arrays_of, parts_of, run, words
 
 # At this rate no weight that is not zero moves.
@@ -123,21 +123,23 @@ def test_weights_without_their_vocabulary(trained, other, tmp_path):
         parts_of(tmp_path / "run", other, **STILL, init_from=tmp_path / "bare.params", init_vocab=True)
 
 
-def test_fine_tuning(trained, corpus, tmp_path):
+def test_fine_tuning(trained, corpus, tmp_path, monkeypatch, capsys):
     """The head and the new rows are random; the common ones are the weights'."""
+    monkeypatch.setattr("training.finetuning.several.set_threads", lambda: None)  # MXNet is here already
     write_data(tmp_path)
-    given = {"seed": 5, "model": None, "num_steps": 1, "lr": 1e-30, "warmup_ratio": 0}
-    random = {**given, "model": "bert_1_16_2"}
-    script = str(ROOT / "finetune_classifier.py")
-    args = classifier(tmp_path, tmp_path / "run", **given, init_from=trained, init_vocab=True)
-    result = run_command([sys.executable, script, *args]).check()
+    given = {"seed": 5, "model": None, "num_steps": 1, "lr": 1e-30, "warmup_ratio": 0, "num_data_workers": 0}
+
+    def tune(name, **changes):
+        return finetune_classifier.main(classifier(tmp_path, tmp_path / name, **{**given, **changes}))
+
+    assert tune("run", init_from=trained, init_vocab=True) == 0
     tokens = (tmp_path / "vocab.txt").read_text().splitlines()
     old = {token: number for number, token in enumerate(Path(corpus.vocab).read_text().splitlines())}
     common = [number for number, token in enumerate(tokens) if token in old]
     assert 5 < len(common) < len(tokens)
     said = f"--init_vocab: {len(common)} of {len(tokens)} tokens keep the rows"
-    assert said in result.stdout + result.stderr
-    run_command([sys.executable, script, *classifier(tmp_path, tmp_path / "drawn", **random)]).check()
+    assert said in "".join(capsys.readouterr())
+    assert tune("drawn", model="bert_1_16_2") == 0
     found, drawn = (parameters(tmp_path / name)["word_embed.0.weight"] for name in ("run", "drawn"))
     before = parameters(trained, 4)["word_embed.0.weight"]
     expected = drawn.copy()
@@ -147,6 +149,5 @@ def test_fine_tuning(trained, corpus, tmp_path):
         ({"init_from": None, "model": "bert_1_16_2"}, "--init_vocab needs --init_from"),
         ({"init_from": trained, "vocab": None}, "--init_vocab: name this run's vocabulary with --vocab"),
     ):
-        args = classifier(tmp_path, tmp_path / "again", **{**given, **more}, init_vocab=True)
-        result = run_command([sys.executable, script, *args])
-        assert result.returncode == 2 and named in result.stderr
+        with pytest.raises(InputError, match=named):
+            tune("again", **more, init_vocab=True)
