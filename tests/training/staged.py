@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Mapping
 
+import numpy as np
+
+from bert.weights.params_file import read_index
 from tests.processes import OF_TIME, words_of
 from tests.training import small_runs
 from training.inputs import Part
@@ -47,6 +50,11 @@ def metrics_of(ckpt_dir: Path) -> list[dict[str, Any]]:
 def manifest_of(ckpt_dir: Path, step: int) -> Mapping[str, Any]:
     """The manifest of a step's checkpoint."""
     return json.loads((ckpt_dir / f"{step:07d}.json").read_text())
+
+
+def read_params(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .params file."""
+    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
 
 
 def arrays_of(ckpt_dir: Path, step: int) -> tuple[bytes, bytes]:

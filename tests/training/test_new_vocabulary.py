@@ -12,10 +12,9 @@ import pytest
 
 import finetune_classifier
 from base.errors import InputError
-from bert.weights.params_file import read_index
 from tests.finetuned import classifier, write_data
 from tests.processes import ROOT, run_ranks
-from tests.training.staged import arrays_of, parts_of, run, words
+from tests.training.staged import arrays_of, parts_of, read_params, run, words
 
 # At this rate no weight that is not zero moves.
 STILL: dict[str, Any] = {
@@ -54,7 +53,7 @@ def drawn(other, tmp_path_factory) -> dict[str, np.ndarray]:
 
 
 def parameters(directory: Path, step: int = 1) -> dict[str, np.ndarray]:
-    return {name: each.read() for name, each in read_index(str(directory / f"{step:07d}.params")).items()}
+    return read_params(directory / f"{step:07d}.params")
 
 
 def check_rows(found: dict, before: dict, drawn: dict, old: Any, new: Any) -> None:

