@@ -124,11 +124,6 @@ class TestEnds:
             raise NotFiniteError("at step 1")
         assert read_result(str(tmp_path)).status == NOT_FINITE
 
-    def test_a_run_in_order(self, tmp_path):
-        with Recorder(str(tmp_path), replace(RUN, status=FAILED), active=True).recording() as recorder:
-            recorder.update(status=FINISHED, steps=100)
-        assert read_result(str(tmp_path)) == RUN
-
     def test_other_ranks_write_nothing(self, tmp_path):
         with Recorder(str(tmp_path), RUN, active=False).recording() as recorder:
             recorder.update(status=FINISHED)
