@@ -10,9 +10,8 @@ import pytest
 
 from base.errors import not_loaded
 from tests.processes import ROOT, run_command, run_ranks, until
-from tests.training.small_runs import command, handlers, trained
+from tests.training.small_runs import command, trained
 
-__all__ = ["handlers"]  # a fixture for all tests of this module
 SCRIPT = """
 import errno, os, sys
 from training.entry import exit_code

@@ -12,12 +12,10 @@ import pytest
 
 from base.errors import NotFiniteError
 from comm.local import LocalCommunicator
-from tests.training.small_runs import SANE, Stopping, handlers, trained
+from tests.training.small_runs import SANE, Stopping, trained
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest
 from training.guard import EARLY, FEW, LOSSES, NORMS, Guard, is_history
 from training.report import read_metrics
-
-__all__ = ["handlers"]  # a fixture for all tests of this module
 
 
 def guard_after(losses: Any, norms: Any = ()) -> Guard:

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError, NotFiniteError
-from tests.training.small_runs import SANE, Stopping, handlers, trained
+from tests.training.small_runs import SANE, Stopping, trained
 from training import checkpoint as checkpoint_module
 from training import run as run_module
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
 from training.optimizer.scaler import DynamicScaler
 from training.report import read_metrics
 
-__all__ = ["handlers"]  # a fixture for all tests of this module
 ABSURD = ("--resume", *SANE, "--lr", "1e30")
 
 

@@ -122,9 +122,8 @@ def test_weights_without_their_vocabulary(trained, other, tmp_path):
         parts_of(tmp_path / "run", other, **STILL, init_from=tmp_path / "bare.params", init_vocab=True)
 
 
-def test_fine_tuning(trained, corpus, tmp_path, monkeypatch, capsys):
+def test_fine_tuning(trained, corpus, tmp_path, capsys):
     """The head and the new rows are random; the common ones are the weights'."""
-    monkeypatch.setattr("training.finetuning.several.set_threads", lambda: None)  # MXNet is here already
     write_data(tmp_path)
     given = {"seed": 5, "model": None, "num_steps": 1, "lr": 1e-30, "warmup_ratio": 0, "num_data_workers": 0}
 

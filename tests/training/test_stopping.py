@@ -11,10 +11,8 @@ import time
 import pytest
 
 from tests.processes import LIMIT, ROOT, start_command, until
-from tests.training.small_runs import handlers
 from training.stopping import SAME, Stopped, StopRequest, code_of
 
-__all__ = ["handlers"]  # a fixture for all tests of this module
 CODES = [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)]
 
 # A script whose main() has begun to write a file; READY says that the moment has come.

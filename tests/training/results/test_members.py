@@ -15,7 +15,6 @@ from base.errors import InputError, NotFiniteError
 from base.options import add_options, options_in
 from comm.local import LocalCommunicator
 from tests.training.results.made import TUNED, written
-from tests.training.small_runs import handlers
 from training.results.members import (
     MEMBERS_FILE,
     MOST,
@@ -32,8 +31,6 @@ from training.results.members import (
     write_plan,
 )
 from training.results.record import FAILED, FINISHED, NO_MEMORY, NOT_FINITE, UNFINISHED
-
-__all__ = ["handlers"]  # a fixture for all tests of this module
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -15,7 +15,7 @@ import results
 from base.errors import InputError, NotFiniteError
 from base.files import sha256_of
 from comm.local import LocalCommunicator
-from tests.training.small_runs import handlers, train
+from tests.training.small_runs import train
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
@@ -23,7 +23,6 @@ from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, ha
 from training.results.summary import read_members
 from training.stopping import StopRequest
 
-__all__ = ["handlers"]  # a fixture for all tests of this module
 TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),
     *("--max_seq_length", "16", "--num_steps", "6", "--lr", "0.01", "--warmup_ratio", "0.2"),
