@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from training.metrics import Stopwatch
 from training.optimizer.schedule import Schedule
 from training.options import parse_options, run_config
 from training.plan import make_plan
+from training.report import read_metrics
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"
 SECONDS = 6.0
@@ -147,10 +147,6 @@ def words(corpus, directory, seconds: float, *more: str) -> list[str]:
     ]
 
 
-def lines_of(directory) -> list[dict]:
-    return [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def killed_and_resumed(corpus, tmp_path_factory):
     """Two ranks whose run is killed after its first checkpoint, and then continued."""
@@ -167,7 +163,7 @@ def killed_and_resumed(corpus, tmp_path_factory):
 def test_a_killed_run_has_what_its_checkpoint_leaves(killed_and_resumed):
     directory, saved, spent, result = killed_and_resumed
     assert 0 < spent < SECONDS
-    lines = [each for each in lines_of(directory) if "training_s" in each]
+    lines = [each for each in read_metrics(str(directory)) if "training_s" in each]
     seconds = [each["training_s"] for each in lines]
     assert seconds == sorted(seconds)
     later = [each for each in lines if each["step"] > saved]
@@ -182,7 +178,7 @@ def test_a_killed_run_has_what_its_checkpoint_leaves(killed_and_resumed):
 
 def test_the_learning_rate_follows_the_share(killed_and_resumed):
     directory, *_ = killed_and_resumed
-    lines = [each for each in lines_of(directory) if "training_s" in each]
+    lines = [each for each in read_metrics(str(directory)) if "training_s" in each]
     schedule = Schedule(TICKS, LR, round(WARMUP * TICKS))
     for earlier, before, each in zip(lines, lines[1:], lines[2:-1]):
         # A step's place is known in the step before it, which began at `first`: the end foreseen there, from
@@ -204,6 +200,6 @@ def test_the_end_is_saved_and_evaluated(killed_and_resumed):
     last = max(int(path.stem) for path in directory.glob("[0-9]*.json"))
     manifest = json.loads((directory / f"{last:07d}.json").read_text())
     assert manifest["training_s"] >= SECONDS
-    assert [each["step"] for each in lines_of(directory) if "eval_s" in each][-1] == last
+    assert [each["step"] for each in read_metrics(str(directory)) if "eval_s" in each][-1] == last
     assert f"checkpoint {directory}/{last:07d}.params" in result.stdout
     assert "0.25 of them warmup" in result.stdout and " left" in result.stdout

@@ -18,10 +18,10 @@ from data.pretraining.sources import Batch
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from tests.data.token_stores import build_store
+from tests.training.tiny import Heard
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
 from training.plan import make_plan
-from training.report import Reporter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
@@ -34,14 +34,6 @@ class Rank(LocalCommunicator):
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank = self.local_rank = rank
         self.size = self.local_size = size
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.lines.append(message)
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +62,12 @@ class Prepared:
         self.inputs = check_inputs(self.config)
         length = self.inputs.max_seq_length
         self.plan = make_plan(self.config.batch, self.config.optimization, world_size, length)
-        self.notes = Notes()
+        self.heard = Heard()
         self.world_size = world_size
 
     def training(self, rank: int = 0, seed: int = 0) -> Any:
         communicator = Rank(rank, self.world_size)
-        return self.inputs.open_training(self.config, self.plan, seed, communicator, self.notes)
+        return self.inputs.open_training(self.config, self.plan, seed, communicator, self.heard)
 
     def evaluation(self, rank: int = 0) -> Any:
         return self.inputs.open_evaluation(self.config, Rank(rank, self.world_size))
@@ -123,7 +115,7 @@ class TestText:
         expected = -sum(count / total * math.log(count / total) for count in counts.values())
         assert sorted(feed.token_counts[feed.token_counts > 0]) == sorted(counts.values())
         said = f"12 documents, 72 sentences, {total:,} tokens, unigram entropy {expected:.2f} nats"
-        assert any(said in line for line in prepared.notes.lines)
+        assert any(said in line for line in prepared.heard.notes)
         feed.close()
 
     def test_it_is_tokenized_once(self, place):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -12,6 +11,7 @@ import pytest
 
 from base.errors import InputError, NotFiniteError
 from tests.training.small_runs import SANE, Stopping, trained
+from tests.training.test_checkpoint_facts import signed
 from training import checkpoint as checkpoint_module
 from training import run as run_module
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
@@ -98,9 +98,7 @@ def test_a_manifest_without_what_a_run_needs_is_one_line(sane):
     path = sane / "0000006.json"
     whole = json.loads(path.read_text())
     for name in ("options", "scaler", "skips", "blocks"):
-        manifest = {key: each for key, each in whole.items() if key not in ("sha256", name)}
-        checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        path.write_text(json.dumps({**manifest, "sha256": checksum}))
+        signed(path, {key: each for key, each in whole.items() if key != name})
         with pytest.raises(InputError, match=f"has no {name}"):
             trained(sane, "--resume", *SANE, communicator=Stopping(1, True))
 

@@ -22,10 +22,10 @@ from base.errors import TrainingError
 from base.progress import Printed
 from tasks.base import Floors
 from tests.processes import LIMIT, ROOT
-from tests.training.tiny import TASK
+from tests.training.tiny import TASK, Heard
 from training import report
 from training.metrics import finite_or_none
-from training.report import Ending, Reporter, RunReporter, Span, plot_losses, read_metrics, summarize
+from training.report import Ending, RunReporter, Span, plot_losses, read_metrics, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -309,18 +309,11 @@ class TestTerminal:
 
 
 class TestSummary:
-    class Notes(Reporter):
-        def __init__(self) -> None:
-            self.lines: list[str] = []
-
-        def note(self, message: str) -> None:
-            self.lines.append(message)
-
     def closing_lines(self, directory: Path, floors: Floors, *lines: dict[str, Any]) -> str:
         reported(directory, *lines)
-        reporter = self.Notes()
+        reporter = Heard()
         summarize(TASK, str(directory), Ending(100, floors), reporter)
-        return "\n".join(reporter.lines)
+        return "\n".join(reporter.notes)
 
     def test_how_far_the_run_has_come(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "plot_losses", plot_losses)  # again

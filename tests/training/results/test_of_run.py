@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import results
 from base.errors import InputError, NotFiniteError
 from base.files import sha256_of
-from comm.local import LocalCommunicator
-from tests.training.small_runs import train
+from tests.training.small_runs import Stopping, train
+from tests.training.test_checkpoint_facts import signed
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
@@ -33,19 +32,6 @@ TINY = [
 
 def trained(folder: Path, *words: str, communicator: Any = None, stop: StopRequest | None = None) -> int:
     return train([*TINY, "--ckpt_dir", str(folder), *words], communicator, stop)
-
-
-class Interrupting(LocalCommunicator):
-    """Sends this process a signal at one of its steps, which agree on whether to go on."""
-
-    def __init__(self, at: int):
-        self.left = at
-
-    def all_agree(self, flags: Any) -> list[bool]:
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGTERM)
-        return super().all_agree(flags)
 
 
 BOTH = ["--stages", "both", "--max_seq_length", "16,32", "--dummy_data_len", "16,32", "--num_steps", "6,3"]
@@ -72,7 +58,7 @@ def diverged(tmp_path_factory) -> Path:
 def interrupted(tmp_path_factory) -> tuple[Path, Result]:
     """A run that a signal has stopped after step 4, its results then, and the run resumed to its end."""
     folder = tmp_path_factory.mktemp("interrupted")
-    assert trained(folder, communicator=Interrupting(at=3)) == 143
+    assert trained(folder, communicator=Stopping(3, True)) == 143
     before = read_result(str(folder))
     assert trained(folder, "--resume") == 0
     return folder, before
@@ -141,14 +127,12 @@ class TestEnds:
 
     def test_a_checkpoint_without_whole_time_makes_it_unknown(self, interrupted, tmp_path):
         """As those of an older version."""
-        from training.checkpoint import _checksum
-
         folder, _ = interrupted
         for path in folder.glob("0000006*"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
         manifest = read_manifest(str(tmp_path), 6)
         del manifest["wall_s"]
-        (tmp_path / "0000006.json").write_text(json.dumps({**manifest, "sha256": _checksum(manifest)}))
+        signed(tmp_path / "0000006.json", manifest)
         assert trained(tmp_path, "--resume", "--num_steps", "7") == 0
         found = read_result(str(tmp_path))
         assert (found.status, found.steps, found.wall_s) == (FINISHED, 7, None)
@@ -196,7 +180,7 @@ def test_real_members(tmp_path, capsys):
         words = [*member.words, "--resume", *more]
         return trained(Path(folder), *words, communicator=communicator, stop=stop)
 
-    communicator: Any = Interrupting(at=30)
+    communicator = Stopping(26, True)  # in the second member
     assert run_members(plan, str(tmp_path), run, communicator, print) == 143
     assert ran == ["lr_0.01-seed_0", "lr_0.01-seed_1"] and not has_result(str(tmp_path / members[2].name))
     assert run_members(plan, str(tmp_path), run, communicator, print) == 0
