@@ -126,9 +126,8 @@ def test_best_in_place_of_a_step(whole, corpus, tmp_path):
         find_weights(f"{tmp_path}:best", "--init_from")
     for content in ("{", "[]", '{"step": -1}', '{"step": true}', "{}"):
         (tmp_path / BEST_FILE).write_text(content)
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=f"{tmp_path}/{BEST_FILE}"):
             best_step(str(tmp_path))
-        assert str(tmp_path / BEST_FILE) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_disk_that_does_not_take_the_record_ends_the_run(tmp_path):

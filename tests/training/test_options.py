@@ -63,9 +63,7 @@ def parse(*argv: str, data: str = "x.txt"):
 def refused(*argv: str, data: str = "x.txt") -> str:
     with pytest.raises(InputError) as caught:
         parse(*argv, data=data)
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", GLUONNLP)

