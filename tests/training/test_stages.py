@@ -7,7 +7,7 @@ import signal
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
@@ -112,17 +112,23 @@ def test_stage_2_after_stage_1_alone(whole, first, corpus, tmp_path):
     assert metrics_of(tmp_path / "run") == metrics_of(whole)
 
 
-def stop_in(monkeypatch: Any, where: Any, name: str, at: int, before: bool) -> None:
-    """Ends the run in call number `at` of a function, before or after its work."""
+def interrupt() -> None:
+    raise Interrupted
+
+
+def stop_in(
+    monkeypatch: Any, where: Any, name: str, at: int, before: bool, act: Callable[[], None] = interrupt
+) -> None:
+    """Ends the run by `act` in call number `at` of a function, before or after its work."""
     calls, original = [0], getattr(where, name)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == at and before:
-            raise Interrupted
+            act()
         result = original(*args, **kwargs)
-        if calls[0] == at:
-            raise Interrupted
+        if calls[0] == at and not before:
+            act()
         return result
 
     monkeypatch.setattr(where, name, counted)
@@ -171,21 +177,13 @@ def test_a_finished_run_takes_no_more_steps_or_those_whose_checkpoints_are_damag
 def test_a_signal_at_the_boundary(moment, whole, corpus, tmp_path, monkeypatch, capsys):
     """During the last step of stage 1 (before it is saved), after it, and while stage 2 is opened, which ends
     the process at once: stage 1 is saved."""
+    where = {
+        "before": (training.loop.Loop, "_log", FIRST),
+        "after": (training.loop, "summarize", 1),
+        "opening": (training.train, "open_run", 2),
+    }[moment]
     with monkeypatch.context() as patches:
-        where, name = {
-            "before": (training.loop.Loop, "_log"),
-            "after": (training.loop, "summarize"),
-            "opening": (training.train, "open_run"),
-        }[moment]
-        calls, original = [0], getattr(where, name)
-
-        def signalled(*args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == {"_log": FIRST, "summarize": 1, "open_run": 2}[name]:
-                signal.raise_signal(signal.SIGTERM)
-            return original(*args, **kwargs)
-
-        patches.setattr(where, name, signalled)
+        stop_in(patches, *where, True, lambda: signal.raise_signal(signal.SIGTERM))
         try:
             assert run(tmp_path, corpus, resume=True) == 143
         except Stopped as stopped:

@@ -289,32 +289,23 @@ def test_state_is_a_copy_of_plain_arrays() -> None:
     assert set(optimizer.state_arrays()) == set(state) - {"t"}
 
 
-@pytest.mark.parametrize("change", ["missing", "extra", "shape", "dtype", "object", "t", "master"])
-def test_wrong_states_are_refused_and_change_nothing(change: str) -> None:
+def test_wrong_states_are_refused_and_change_nothing() -> None:
     source = Optimizer("lamb", NAMES, on_device(random_weights()))
     source.step(on_device(random_gradients(0)), 0.01)
-    state = source.state()
-    name = f"{NAMES[-1]}.var"
-    if change == "missing":
-        del state[name]
-    elif change == "extra":
-        state["decoder.0.weight.mean"] = np.zeros(3, np.float32)
-    elif change == "master":
-        state[f"{NAMES[0]}.master"] = np.zeros(SHAPES[NAMES[0]], np.float32)
-    elif change == "t":
-        state["t"], name = np.array(-1), "t"
-    else:
-        state[name] = {
-            "shape": state[name][:3],
-            "dtype": state[name].astype(np.float64),
-            "object": state[name].astype(object),
-        }[change]
+    state, name = source.state(), f"{NAMES[-1]}.var"
+    array = state[name]
     optimizer = Optimizer("lamb", NAMES, on_device(random_weights()))
-    with pytest.raises(InputError, match="the optimizer states"):
-        optimizer.restore(state)
-    assert optimizer.t == 0
-    for array in optimizer.state_arrays().values():
-        np.testing.assert_array_equal(array.asnumpy(), 0.0)
+    for wrong in (
+        {other: value for other, value in state.items() if other != name},
+        {**state, "decoder.0.weight.mean": np.zeros(3, np.float32)},
+        {**state, f"{NAMES[0]}.master": np.zeros(SHAPES[NAMES[0]], np.float32)},
+        {**state, "t": np.array(-1)},
+        *({**state, name: each} for each in (array[:3], array.astype(np.float64), array.astype(object))),
+    ):
+        with pytest.raises(InputError, match="the optimizer states"):
+            optimizer.restore(wrong)
+        assert optimizer.t == 0
+        assert not any(each.asnumpy().any() for each in optimizer.state_arrays().values())
 
 
 def test_gradients_are_left_as_they_are(native: bool) -> None:
