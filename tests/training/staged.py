@@ -23,7 +23,7 @@ def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
     chosen: dict[str, Any] = {
         "stages": "both", "raw": True, "data": text.held_out, "data_eval": text.held_out,
         "vocab": text.vocab, "cache_dir": Path(text.vocab).parent / "tokens", "model": MODEL,
-        "max_seq_length": "16,32", "batch_size": "4,2", "batch_size_eval": 64, "num_buckets": 2,
+        "max_seq_length": "16,32", "batch_size": "4,2", "batch_size_eval": 256, "num_buckets": 2,
         "num_steps": f"{FIRST},{SECOND}", "lr": "0.02,0.01", "warmup_ratio": "0.25,0.5",
         "log_interval": 1, "ckpt_interval": 2, "num_data_workers": 1, "progress": "none",
         "peak_tflops": 1, "seed": 5, "ckpt_dir": ckpt_dir, **changes,
