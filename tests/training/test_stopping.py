@@ -49,9 +49,9 @@ sys.exit(exit_code(main, leaves=True))
 """
 
 
-# Steps that have begun; "library": one that never ends, in which no handler is called.
+# Steps that have begun.
 STEPS = """
-import ctypes, sys, time
+import sys, time
 import training.stopping
 from training.stopping import StopRequest, leave_at_signals
 training.stopping.SAME = float(sys.argv[1])
@@ -59,10 +59,6 @@ stop = StopRequest()
 leave_at_signals()
 stop.listen()
 print("READY", flush=True)
-if sys.argv[2] == "library":
-    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-    library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_lock(mutex)
 while stop.exit_code is None:
     time.sleep(0.01)
 print("SAVING", flush=True)
@@ -104,9 +100,9 @@ def ended_by(number, moment, folder) -> tuple:
         process.kill()
 
 
-def steps(same: float, where: str) -> subprocess.Popen[str]:
+def steps(same: float) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", STEPS, str(same), where], text=True,
+        [sys.executable, "-c", STEPS, str(same)], text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -114,31 +110,19 @@ def steps(same: float, where: str) -> subprocess.Popen[str]:
     return process
 
 
-def until_it_ends(process: subprocess.Popen[str]) -> int:
-    """Sends SIGTERM again and again; returns the exit code."""
-
-    def ended() -> bool:
-        process.send_signal(signal.SIGTERM)  # of a process that has ended nothing is sent
-        return process.poll() is not None
-
-    until(ended)
-    return process.returncode
-
-
-@pytest.mark.parametrize("where", ["library", "saving"])
-def test_a_second_sigterm_ends_steps_whatever_they_are_doing(where):
-    with steps(0.1, where) as process:
+def test_a_second_sigterm_ends_a_run_that_saves():
+    with steps(0.1) as process:
         process.send_signal(signal.SIGTERM)
-        if where == "saving":
-            assert process.stdout.readline() == "SAVING\n"
-        assert until_it_ends(process) == 143
-        assert "SAVED" not in process.stdout.read()
+        assert process.stdout.readline() == "SAVING\n"
+        # Again and again; of a process that has ended nothing is sent.
+        until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None)
+        assert process.returncode == 143 and "SAVED" not in process.stdout.read()
 
 
 @pytest.mark.parametrize(("same", "more"), [(1000.0, signal.SIGTERM), (0.0, signal.SIGUSR1)])
 def test_copies_of_the_first_signal_and_sigusr1_let_it_save(same, more):
     """`timeout` sends SIGTERM twice at once; hosts/launch.py repeats SIGUSR1 to mpirun."""
-    with steps(same, "saving") as process:
+    with steps(same) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SAVING\n"
         for _ in range(5):
@@ -149,9 +133,9 @@ def test_copies_of_the_first_signal_and_sigusr1_let_it_save(same, more):
 
 
 def test_a_second_sigterm_ends_a_run_in_a_step_that_does_not_end(tmp_path):
-    words = ["--dummy_data_len", "16", "--model", "bert_1_32_2", "--batch_size", "1", "--num_steps", "9"]
-    words += ["--accumulate", "65536", "--ckpt_dir", str(tmp_path / "run")]
-    with start_command([sys.executable, ROOT / "run_pretraining_hvd.py", *words]) as run:
+    words = "--dummy_data_len 16 --model bert_1_32_2 --batch_size 1 --accumulate 65536 --ckpt_dir"
+    command = [sys.executable, ROOT / "run_pretraining_hvd.py", *words.split(), tmp_path / "run"]
+    with start_command(command) as run:
         until(lambda: "mfu is the share" in run.stdout() + run.stderr(), run)
         os.kill(run.pid, signal.SIGTERM)
         time.sleep(SAME + 0.5)
