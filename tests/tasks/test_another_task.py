@@ -78,8 +78,8 @@ class SentenceOrder(Task):
 def test_a_run_of_another_task(corpus, tmp_path, capsys):
     changes = {
         "stages": None, "model": "bert_1_32_2", "operators": "mxnet", "max_seq_length": 32, "batch_size": 8,
-        "accumulate": 2, "num_steps": 6, "lr": 0.01, "warmup_ratio": None, "log_interval": 3,
-        "ckpt_interval": 6, "progress": "lines",
+        "batch_size_eval": 8, "accumulate": 2, "num_steps": 6, "lr": 0.01, "warmup_ratio": None,
+        "log_interval": 3, "ckpt_interval": 6, "progress": "lines",
     }  # fmt: skip
     parts = parts_of(tmp_path, corpus, **changes)
     assert train_stages(parts, SentenceOrder(), LocalCommunicator()) == 0
