@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping
 
 import mxnet as mx
 import numpy as np
+import pytest
 
 from bert.configuration import named_config
 from bert.model import build_model, initialize, trained
@@ -69,6 +70,22 @@ def gradients_of(network: Any) -> dict[str, np.ndarray]:
     return {
         name: parameter.grad().asnumpy().astype(np.float64) for name, parameter in trained(network).items()
     }
+
+
+def check_task(
+    task: Any,
+    network: Any,
+    batch: Any,
+    reference: Callable[[Parameters], tuple[float, list, np.ndarray]],
+    without_effect: tuple[str, ...] = WITHOUT_EFFECT,
+) -> None:
+    """Compares loss, sums, outputs and gradients, with losses divided by 3, with those of the reference."""
+    loss, sums, outputs = run(task, network, batch, 1 / 3)
+    expected, expected_sums, expected_outputs = reference(values_of(network))
+    assert loss == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(sums, expected_sums, rtol=1e-5)
+    np.testing.assert_allclose(outputs, expected_outputs, rtol=1e-4, atol=1e-4)
+    check_gradients(network, lambda parameters: reference(parameters)[0], without_effect)
 
 
 def check_gradients(

@@ -14,10 +14,9 @@ from bert.model import HEADS
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.base import Figures, Floors, Panel, Task
-from training.inputs import check_inputs
-from training.options import parse_options, run_config
+from tests.training.staged import parts_of
 from training.report import read_metrics
-from training.train import train
+from training.train import train_stages
 
 
 class OrderLoss(mx.gluon.HybridBlock):
@@ -76,15 +75,14 @@ class SentenceOrder(Task):
         return [f"sentence order: {metrics[-1]['eval_order_acc']:.0%} right after step {step}"]
 
 
-@pytest.mark.parametrize("accumulate", ["1", "2"])
-def test_a_run_of_another_task(corpus, tmp_path, capsys, accumulate):
-    words = ["--raw", "--data", corpus.train, "--data_eval", corpus.held_out, "--vocab", corpus.vocab]
-    words += ["--model", "bert_1_32_2", "--operators", "mxnet", "--max_seq_length", "32", "--batch_size", "8"]
-    words += ["--num_steps", "6", "--lr", "0.01", "--log_interval", "3", "--ckpt_interval", "6"]
-    words += ["--accumulate", accumulate, "--ckpt_dir", str(tmp_path), "--progress", "lines"]
-    words += ["--num_data_workers", "0"]
-    config = run_config(parse_options(words, "another task"))
-    assert train(config, check_inputs(config), SentenceOrder(), LocalCommunicator()) == 0
+def test_a_run_of_another_task(corpus, tmp_path, capsys):
+    changes = {
+        "stages": None, "model": "bert_1_32_2", "operators": "mxnet", "max_seq_length": 32, "batch_size": 8,
+        "batch_size_eval": 8, "accumulate": 2, "num_steps": 6, "lr": 0.01, "warmup_ratio": None,
+        "log_interval": 3, "ckpt_interval": 6, "progress": "lines",
+    }  # fmt: skip
+    parts = parts_of(tmp_path, corpus, **changes)
+    assert train_stages(parts, SentenceOrder(), LocalCommunicator()) == 0
 
     lines = read_metrics(str(tmp_path))
     assert [line["step"] for line in lines] == [3, 6, 6]

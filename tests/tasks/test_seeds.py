@@ -50,11 +50,8 @@ def test_welch_by_hand():
 
 def test_few_seeds_have_no_verdict_and_no_spread_is_no_proof():
     (verdict,) = compare_models({"a": scores([0.1] * 4), "b": scores([0.9] * 4)})
-    assert (
-        verdict.verdict == TOO_FEW
-        and verdict.p is None
-        and "no verdict on fewer than 5" in verdict.sentence()
-    )
+    assert verdict.verdict == TOO_FEW and verdict.p is None
+    assert "no verdict on fewer than 5" in verdict.sentence()
     for first in (0, 50):
         (verdict,) = compare_models({"a": scores([0.1] * 5), "b": scores([0.9] * 5, first)})
         assert verdict.verdict == NOT_SHOWN and verdict.p == 2 / 2**5
@@ -70,23 +67,19 @@ def test_equal_models_are_seldom_called_different(offset, seeds):
     generator = np.random.default_rng(2)
     false = 0
     for _ in range(400):
-        models = {
-            name: scores(generator.normal(0.85, 0.02, seeds), offset * place)
-            for place, name in enumerate("abc")
-        }
+        drawn = [scores(generator.normal(0.85, 0.02, seeds), offset * place) for place in range(3)]
+        models = dict(zip("abc", drawn))
         false += any(each.verdict == DIFFERENT for each in compare_models(models))
     assert false <= 36  # 20 expected at most; more than 36 come about once in 2,000 runs
 
 
 def test_five_seeds_show_a_difference_far_beyond_their_spread_alone():
-    (verdict,) = compare_models(
-        {"a": scores([22.0, 29.0, 25.0, 21.0, 24.0]), "b": scores([60.0, 71.0, 74.0, 61.0, 70.0])}
-    )
+    one, other = scores([22.0, 29.0, 25.0, 21.0, 24.0]), scores([60.0, 71.0, 74.0, 61.0, 70.0])
+    (verdict,) = compare_models({"a": one, "b": other})
     # Differences 38, 42, 49, 40, 46: mean 43, deviation 20 ** 0.5; t of 4 degrees of freedom.
     half = 2.776445 * (20 / 5) ** 0.5
     assert verdict.verdict == DIFFERENT and verdict.difference == pytest.approx(43)
     assert (verdict.high - verdict.low) / 2 == pytest.approx(half, rel=1e-6)
-    (verdict,) = compare_models(
-        {"a": scores([29.2, 24.8, 70.7, 26.0, 90.0]), "b": scores([28.5, 92.2, 78.5, 24.0, 80.0])}
-    )
+    one, other = scores([29.2, 24.8, 70.7, 26.0, 90.0]), scores([28.5, 92.2, 78.5, 24.0, 80.0])
+    (verdict,) = compare_models({"a": one, "b": other})
     assert verdict.verdict == NOT_SHOWN and verdict.low < 0 < verdict.high

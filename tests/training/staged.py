@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, Mapping
 
-from tests.processes import OF_TIME
+import numpy as np
+
+from bert.weights.params_file import read_index
+from tests.processes import OF_TIME, words_of
 from tests.training import small_runs
 from training.inputs import Part
 
@@ -18,36 +21,14 @@ END = FIRST + SECOND
 def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
     """The command line of a run over `text` (of the fixture `corpus`); an option of None is left out."""
     chosen: dict[str, Any] = {
-        "stages": "both",
-        "raw": True,
-        "data": text.held_out,
-        "data_eval": text.held_out,
-        "vocab": text.vocab,
-        "cache_dir": Path(text.vocab).parent / "tokens",
-        "model": MODEL,
-        "max_seq_length": "16,32",
-        "batch_size": "4,2",
-        "batch_size_eval": 64,
-        "num_buckets": 2,
-        "num_steps": f"{FIRST},{SECOND}",
-        "lr": "0.02,0.01",
-        "warmup_ratio": "0.25,0.5",
-        "log_interval": 1,
-        "ckpt_interval": 2,
-        "num_data_workers": 1,
-        "progress": "none",
-        "peak_tflops": 1,
-        "seed": 5,
-        "ckpt_dir": ckpt_dir,
-        **changes,
-    }
-    found: list[str] = []
-    for name, value in chosen.items():
-        if value is True:
-            found.append(f"--{name}")
-        elif value is not None:
-            found += [f"--{name}", str(value)]
-    return found
+        "stages": "both", "raw": True, "data": text.held_out, "data_eval": text.held_out,
+        "vocab": text.vocab, "cache_dir": Path(text.vocab).parent / "tokens", "model": MODEL,
+        "max_seq_length": "16,32", "batch_size": "4,2", "batch_size_eval": 256, "num_buckets": 2,
+        "num_steps": f"{FIRST},{SECOND}", "lr": "0.02,0.01", "warmup_ratio": "0.25,0.5",
+        "log_interval": 1, "ckpt_interval": 2, "num_data_workers": 1, "progress": "none",
+        "peak_tflops": 1, "seed": 5, "ckpt_dir": ckpt_dir, **changes,
+    }  # fmt: skip
+    return words_of(chosen)
 
 
 def parts_of(ckpt_dir: Path, text: Any, **changes: Any) -> list[Part]:
@@ -69,6 +50,11 @@ def metrics_of(ckpt_dir: Path) -> list[dict[str, Any]]:
 def manifest_of(ckpt_dir: Path, step: int) -> Mapping[str, Any]:
     """The manifest of a step's checkpoint."""
     return json.loads((ckpt_dir / f"{step:07d}.json").read_text())
+
+
+def read_params(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .params file."""
+    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
 
 
 def arrays_of(ckpt_dir: Path, step: int) -> tuple[bytes, bytes]:

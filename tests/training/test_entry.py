@@ -10,7 +10,7 @@ import pytest
 
 from base.errors import not_loaded
 from tests.processes import ROOT, run_command, run_ranks, until
-from tests.training.small_runs import command
+from tests.training.small_runs import command, trained
 
 SCRIPT = """
 import errno, os, sys
@@ -19,6 +19,13 @@ def main():
     raise OSError(getattr(errno, sys.argv[1]), os.strerror(getattr(errno, sys.argv[1])), *sys.argv[2:])
 sys.exit(exit_code(main))
 """
+
+
+def raising(error, limit="unlimited"):
+    """The end of a script that raises it, with so many KiB of addresses."""
+    script = SCRIPT.replace("raise OSError", f"raise {error}\n    raise OSError")
+    command = f'ulimit -v {limit}; exec "$0" -c "$1"'
+    return run_command(["bash", "-c", command, sys.executable, script])
 
 
 @pytest.mark.parametrize(
@@ -36,14 +43,10 @@ def test_a_disk_that_fails_is_one_line(words, said):
 
 def test_a_missing_gpu_driver_is_one_line():
     """The loader's error for a library that needs another one, as libmxnet.so does."""
-    script = SCRIPT.replace("raise OSError", "raise OSError(sys.argv[2])\n    raise OSError")
-    words = ["EBADF", "libcuda.so.1: cannot open shared object file: No such file or directory"]
-    result = run_command([sys.executable, "-c", script, *words])
+    result = raising("OSError('libcuda.so.1: cannot open shared object file: No such file or directory')")
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
-    assert (
-        "NVIDIA's driver, is not on this machine" in result.stderr and "make setup CUDA=cpu" in result.stderr
-    )
-    assert result.stderr.startswith("error: libcuda.so.1")
+    assert result.stderr.startswith("error: libcuda.so.1, NVIDIA's driver, is not on this machine")
+    assert "make setup CUDA=cpu" in result.stderr
 
 
 def test_other_errors_of_the_system_are_defects():
@@ -54,7 +57,9 @@ def test_other_errors_of_the_system_are_defects():
 def test_rank_0_tells_what_becomes_of_a_run(tmp_path):
     """Its end, that it goes on, and a failure, each once."""
     said = tmp_path / "said"
-    words = ["--notify", f'echo "$RUN_EVENT|$RUN_CODE|$RUN_MESSAGE" >> {said}']
+    two = ["--accumulate", "2"]  # that two ranks can go on with
+    assert trained(tmp_path / "run", *two, "--num_steps", "2") == 0
+    words = [*two, "--resume", "--notify", f'echo "$RUN_EVENT|$RUN_CODE|$RUN_MESSAGE" >> {said}']
 
     def run(*more):
         return run_ranks(ROOT / "run_pretraining_hvd.py", 2, args=command(tmp_path / "run", *words, *more))
@@ -63,12 +68,10 @@ def test_rank_0_tells_what_becomes_of_a_run(tmp_path):
         until(lambda: said.exists() and len(said.read_text().splitlines()) == lines)
         return said.read_text().splitlines()
 
-    run("--num_steps", "2").check()
-    assert told(1) == ["end|0|complete"]
-    run("--num_steps", "3", "--resume").check()
-    assert sorted(told(3)) == ["end|0|complete"] * 2 + ["restart||continuing after step 2"]
-    assert run("--num_steps", "2", "--resume").returncode == 2
-    assert told(4)[-1].startswith("failure|2|error: --num_steps 2: the checkpoint is already at step 3")
+    run("--num_steps", "3").check()
+    assert sorted(told(2)) == ["end|0|complete", "restart||continuing after step 2"]
+    assert run("--num_steps", "2").returncode == 2
+    assert told(3)[-1].startswith("failure|2|error: --num_steps 2: the checkpoint is already at step 3")
 
 
 @pytest.mark.parametrize(
@@ -82,10 +85,11 @@ def test_rank_0_tells_what_becomes_of_a_run(tmp_path):
     ],
 )
 def test_a_lack_of_memory_is_one_line_that_says_the_limit(raised, said):
-    script = SCRIPT.replace("raise OSError", f"raise {raised}\n    raise OSError")
-    for limit, shown in (("unlimited", ""), (str(2000 << 10), "raise ulimit -v, which allows 2,000 MiB")):
-        command = f'ulimit -v {limit}; exec "$0" -c "$1"'
-        result = run_command(["bash", "-c", command, sys.executable, script])
+    limits = {"unlimited": ""}
+    if raised == "MemoryError":
+        limits[str(2000 << 10)] = "raise ulimit -v, which allows 2,000 MiB"
+    for limit, shown in limits.items():
+        result = raising(raised, limit)
         (line,) = result.stderr.splitlines()
         assert result.returncode == 1 and line.startswith(f"error: memory does not suffice: {said}"), line
         assert shown in line and ("ulimit" in line) == bool(shown)
@@ -93,12 +97,9 @@ def test_a_lack_of_memory_is_one_line_that_says_the_limit(raised, said):
 
 def test_another_error_of_a_library_is_a_defect():
     """The loader's small room for variables of threads is no lack of memory."""
-    for raised in (
-        "ImportError('libgomp.so.1: cannot allocate memory in static TLS block')",
-        "RuntimeError('x')",
-    ):
-        script = SCRIPT.replace("raise OSError", f"raise {raised}\n    raise OSError")
-        result = run_command([sys.executable, "-c", script])
+    tls = "ImportError('libgomp.so.1: cannot allocate memory in static TLS block')"
+    for raised in (tls, "RuntimeError('x')"):
+        result = raising(raised)
         assert result.returncode == 1 and "Traceback" in result.stderr
 
 
@@ -112,17 +113,17 @@ def limited(mib: float, words, **environ):
     return run_command(words, cwd=ROOT, env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": None, **environ})
 
 
-@pytest.mark.parametrize("mib", [200, 400, 500, 800, 1000, 1100, 1300, 1500])
-@pytest.mark.parametrize("script", ["run_pretraining_hvd.py", "run_pretraining_byteps.py"])
-def test_what_cannot_fit_ends_before_mxnet_is_loaded(mib, script, tmp_path):
-    result = limited(mib, [script, *SMALL, "--ckpt_dir", tmp_path / "run"])
+@pytest.mark.parametrize(
+    ("backend", "mib"), [("hvd", 200), ("hvd", 400), ("hvd", 800), ("hvd", 1500), ("byteps", 500)]
+)
+def test_what_cannot_fit_ends_before_mxnet_is_loaded(backend, mib, tmp_path):
+    result = limited(mib, [f"run_pretraining_{backend}.py", *SMALL, "--ckpt_dir", tmp_path / "run"])
     (line,) = result.stderr.splitlines()
     assert result.returncode == 2 and not (tmp_path / "run").exists()
     assert f"ulimit -v allows {mib:,} MiB" in line and "MALLOC_ARENA_MAX=1" in line and "setup" not in line
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("more", [1, 100])
+@pytest.mark.parametrize(("threads", "more"), [("1", 100), ("2", 1)])
 def test_what_nearly_fits_runs_or_says_why(threads, more, tmp_path):
     """As much as the check demands is not enough for certain: a library in C++ may end the process itself,
     by a signal or through MXNet's handler of it, which says so and exits with 255."""

@@ -18,10 +18,10 @@ from data.pretraining.sources import Batch
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from tests.data.token_stores import build_store
+from tests.training.tiny import Heard
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
 from training.plan import make_plan
-from training.report import Reporter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
@@ -34,18 +34,6 @@ class Rank(LocalCommunicator):
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank = self.local_rank = rank
         self.size = self.local_size = size
-        self.barriers = 0
-
-    def barrier(self) -> None:
-        self.barriers += 1
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.lines.append(message)
 
 
 @pytest.fixture(autouse=True)
@@ -66,26 +54,23 @@ def place(tmp_path, monkeypatch) -> Path:
 class Prepared:
     """The arguments of both functions for a command line."""
 
-    def __init__(self, arguments: str = "", world_size: int = 1):
-        argv = ["--raw", "--vocab", "vocab.txt", "--ckpt_dir", "ckpt", "--num_data_workers", "0"]
-        argv += ["--max_seq_length", "32", "--batch_size", "4", *arguments.split()]
-        self.options = parse_options(argv, "description")
-        config = run_config(self.options)
+    def __init__(self, arguments: str = "", world_size: int = 1, text: str = "--raw --max_seq_length 32"):
+        argv = ["--vocab", "vocab.txt", "--ckpt_dir", "ckpt", "--num_data_workers", "0"]
+        argv += ["--batch_size", "4", *text.split(), *arguments.split()]
+        config = run_config(parse_options(argv, "description"))
         self.config = replace(config, batch=replace(config.batch, processes=world_size))
         self.inputs = check_inputs(self.config)
-        self.plan = make_plan(
-            self.config.batch, self.config.optimization, world_size, self.inputs.max_seq_length
-        )
-        self.notes = Notes()
+        length = self.inputs.max_seq_length
+        self.plan = make_plan(self.config.batch, self.config.optimization, world_size, length)
+        self.heard = Heard()
         self.world_size = world_size
 
     def training(self, rank: int = 0, seed: int = 0) -> Any:
         communicator = Rank(rank, self.world_size)
-        return self.inputs.open_training(self.config, self.plan, seed, communicator, self.notes)
+        return self.inputs.open_training(self.config, self.plan, seed, communicator, self.heard)
 
     def evaluation(self, rank: int = 0) -> Any:
-        self.communicator = Rank(rank, self.world_size)
-        return self.inputs.open_evaluation(self.config, self.communicator)
+        return self.inputs.open_evaluation(self.config, Rank(rank, self.world_size))
 
 
 def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
@@ -115,17 +100,10 @@ def instances(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def save(path: str, arrays: dict[str, np.ndarray]) -> None:
-    np.savez(path, **arrays)
-
-
 def files(place: Path, pattern: str) -> dict[str, tuple[int, int]]:
     """Name: inode and time of the last change; equal only where nothing has been written again."""
-    found = {}
-    for path in sorted(place.glob(pattern)):
-        status = os.stat(path)
-        found[path.name] = (status.st_ino, status.st_mtime_ns)
-    return found
+    found = {path.name: os.stat(path) for path in place.glob(pattern)}
+    return {name: (status.st_ino, status.st_mtime_ns) for name, status in found.items()}
 
 
 class TestText:
@@ -137,7 +115,7 @@ class TestText:
         expected = -sum(count / total * math.log(count / total) for count in counts.values())
         assert sorted(feed.token_counts[feed.token_counts > 0]) == sorted(counts.values())
         said = f"12 documents, 72 sentences, {total:,} tokens, unigram entropy {expected:.2f} nats"
-        assert any(said in line for line in prepared.notes.lines)
+        assert any(said in line for line in prepared.heard.notes)
         feed.close()
 
     def test_it_is_tokenized_once(self, place):
@@ -153,10 +131,7 @@ class TestText:
         feeds = [prepared.training(rank) for rank in range(2)]
         assert feeds[0].token_counts is not None and feeds[1].token_counts is None
         (ours, theirs), whole = (take(feed, 3) for feed in feeds), take(alone.training(), 6)
-        rows = [
-            {row.tobytes() for batch in batches for row in batch.input_ids}
-            for batches in (ours, theirs, whole)
-        ]
+        rows = [{row.tobytes() for each in some for row in each.input_ids} for some in (ours, theirs, whole)]
         assert not rows[0] & rows[1]
         assert rows[0] | rows[1] == rows[2], "the first 24 sequences of the same order"
 
@@ -188,9 +163,6 @@ class TestText:
         take(feed, 3)
         assert feed.waited > 0
 
-    def test_closing_before_the_first_batch(self):
-        Prepared("--data train.txt").training().close()
-
 
 class TestDummy:
     def test_one_batch_of_random_tokens_again_and_again(self):
@@ -210,12 +182,8 @@ class TestDummy:
 
     def test_ranks_and_seeds_have_tokens_of_their_own(self):
         prepared = Prepared("--dummy_data_len 24", world_size=2)
-        contents = {
-            take(prepared.training(rank, seed), 1)[0].input_ids.tobytes()
-            for rank in (0, 1)
-            for seed in (0, 1)
-        }
-        assert len(contents) == 4
+        feeds = [prepared.training(rank, seed) for rank in (0, 1) for seed in (0, 1)]
+        assert len({take(feed, 1)[0].input_ids.tobytes() for feed in feeds}) == 4
         assert same(take(prepared.training(), 1), take(prepared.training(), 1))
 
     def test_without_data_there_is_no_feed(self):
@@ -246,7 +214,7 @@ class TestEvaluation:
         assert sum(len(share) for share in shares) == len(whole) and same(order, whole)
 
     def test_files_with_masks_are_taken_as_they_are(self):
-        save("eval.npz", instances(20))
+        np.savez("eval.npz", **instances(20))
         begin = Prepared("--data_eval eval.npz --eval_use_npz --batch_size_eval 4").evaluation()
         assert begin.token_counts is None
         found = own(begin)
@@ -257,7 +225,7 @@ class TestEvaluation:
 def test_a_bad_value_is_one_line_naming_file_and_instance():
     arrays = instances(4)
     arrays["input_ids"][2, 3] = len(WORDS)
-    save("eval.npz", arrays)
+    np.savez("eval.npz", **arrays)
     with pytest.raises(InputError, match=r"eval\.npz.*2"):
         Prepared("--data_eval eval.npz --eval_use_npz").evaluation()
     found = Prepared("--data_eval eval.npz --eval_use_npz --skip_bad_records").evaluation()
@@ -266,16 +234,11 @@ def test_a_bad_value_is_one_line_naming_file_and_instance():
 
 def test_npz_files_for_training_are_divided_too():
     rows = 16
-    save("train.npz", instances(rows))
-    argv = ["--data", "train.npz", "--vocab", "vocab.txt", "--batch_size", "4", "--num_data_workers", "0"]
-    options = parse_options(argv, "description")
-    inputs = check_inputs(run_config(options))
-    config = run_config(options)
-    config = replace(config, batch=replace(config.batch, processes=2))
-    plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
+    np.savez("train.npz", **instances(rows))
+    prepared = Prepared("--data train.npz", world_size=2, text="")
     seen: list[list[int]] = []
     for rank in range(2):
-        feed = inputs.open_training(config, plan, 0, Rank(rank, 2), Reporter())
+        feed = prepared.training(rank)
         assert feed.token_counts is None
         seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
     assert len(seen[0]) == len(seen[1]) == 8

@@ -12,12 +12,10 @@ import pytest
 
 from base.errors import NotFiniteError
 from comm.local import LocalCommunicator
-from tests.training.small_runs import SANE, Stopping, handlers, trained
+from tests.training.small_runs import SANE, Stopping, trained
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest
 from training.guard import EARLY, FEW, LOSSES, NORMS, Guard, is_history
 from training.report import read_metrics
-
-__all__ = ["handlers"]  # a fixture for all tests of this module
 
 
 def guard_after(losses: Any, norms: Any = ()) -> Guard:
@@ -35,9 +33,8 @@ class TestLimits:
 
     def test_before_the_spread_is_known_losses_are_off_at_a_multiple(self):
         guard = guard_after([8.0, 9.0, 8.0])
-        assert guard.off(EARLY * 8.0, 1e30) == "" and "loss was 24.1, far above the 8 " in guard.off(
-            24.1, 1.0
-        )
+        assert guard.off(EARLY * 8.0, 1e30) == ""
+        assert "loss was 24.1, far above the 8 " in guard.off(24.1, 1.0)
 
     @pytest.mark.parametrize("scatter", [0.01, 0.5, 4.0])
     def test_a_loss_is_off_above_six_spreads_and_twice_the_median(self, scatter):
@@ -51,9 +48,8 @@ class TestLimits:
     def test_a_norm_is_off_at_ten_times_the_median(self):
         norms = np.random.default_rng(1).uniform(0.9, 1.1, NORMS)
         guard, limit = guard_after([5.0] * NORMS, norms), 10 * np.median(norms)
-        assert guard.off(5.0, limit * (1 - 1e-9)) == "" and "gradient norm was" in guard.off(
-            5.0, limit * 1.01
-        )
+        assert guard.off(5.0, limit * (1 - 1e-9)) == ""
+        assert "gradient norm was" in guard.off(5.0, limit * 1.01)
         assert guard_after([5.0] * (FEW - 1)).off(5.0, 1e30) == ""
 
     def test_a_loss_that_is_infinite_is_off_and_one_that_is_not_there_is_not(self):
@@ -119,9 +115,7 @@ class TestRun:
         whole, resumed = tmp_path / "whole", tmp_path / "resumed"
         assert trained(whole, *SANE, communicator=Corrupting(22)) == 0
         assert "warning: step 22 is skipped: the gradient norm was" in capfd.readouterr().err
-        assert {line["step"]: line["skipped_steps"] for line in read_metrics(str(whole)) if "lr" in line}[
-            40
-        ] == 1
+        assert read_metrics(str(whole))[-1]["skipped_steps"] == 1
         assert 22 not in list_steps(str(whole)) and 23 in list_steps(str(whole))  # late
 
         assert trained(resumed, *SANE, communicator=Corrupting(stop=20)) == 143
@@ -136,20 +130,16 @@ class TestRun:
         assert parameters(taken, 40) != parameters(whole, 40)
 
     def test_a_sound_run_has_the_same_bits_with_the_guard_and_without(self, tmp_path):
-        (tmp_path / "lamb").mkdir()
-        (tmp_path / "adamw").mkdir()
-        for name, more in (("lamb", ()), ("adamw", ("--optimizer", "adamw", "--lr", "0.003"))):
-            for spikes in ("skip", "take"):
-                assert trained(tmp_path / name / spikes, *SANE, *more, "--spikes", spikes) == 0
-            assert parameters(tmp_path / name / "skip", 40) == parameters(tmp_path / name / "take", 40)
+        for spikes in ("skip", "take"):
+            assert trained(tmp_path / spikes, *SANE, "--spikes", spikes) == 0
+        assert parameters(tmp_path / "skip", 40) == parameters(tmp_path / "take", 40)
 
     def test_ruin_is_not_saved_over_what_was_sane(self, tmp_path):
         folder = tmp_path / "run"
         assert trained(folder, *SANE, communicator=Stopping(5, True)) == 143
         with pytest.raises(NotFiniteError, match="the loss was .* for the 20th time in a row") as caught:
-            trained(
-                folder, *SANE, "--resume", "--lr", "1e3", "--keep_checkpoints", "1", "--ckpt_interval", "1"
-            )
+            more = ("--lr", "1e3", "--keep_checkpoints", "1", "--ckpt_interval", "1")
+            trained(folder, *SANE, "--resume", *more)
         assert "0000006.params, which --resume takes" in str(caught.value)
         assert list_steps(str(folder)) == [6, 7]  # the ruin, and the last checkpoint from before
         assert newest_complete(str(folder), print).step == 6
@@ -171,17 +161,8 @@ class TestRun:
         assert list_steps(str(tmp_path / "run")) == []
 
     def test_stage_2_and_other_data_begin_a_history_of_their_own(self, tmp_path):
-        both = (
-            "--stages",
-            "both",
-            "--dummy_data_len",
-            "8,16",
-            "--num_steps",
-            "10,3",
-            "--ckpt_interval",
-            "100",
-        )
-        assert trained(tmp_path / "stages", *SANE, *both) == 0
+        both = "--stages both --dummy_data_len 8,16 --num_steps 10,3 --ckpt_interval 100"
+        assert trained(tmp_path / "stages", *SANE, *both.split()) == 0
         lengths = [len(read_manifest(str(tmp_path / "stages"), step)["guard"]["losses"]) for step in (10, 13)]
         assert lengths == [10, 3]
         folder = tmp_path / "run"

@@ -14,25 +14,12 @@ from base.claims import Claim, Holder
 from base.errors import InputError
 from comm.local import LocalCommunicator
 from tests.processes import ROOT, start_ranks, until, wait_for_file
-from tests.training.small_runs import SANE, command, handlers, trained
+from tests.training.small_runs import SANE, command, trained
 from training.checkpoint import list_steps
 from training.start.decision import check_start
 from training.start.lock import LOCK_FILE, locked
 
-__all__ = ["handlers"]  # a fixture for all tests of this module
 LOCAL = LocalCommunicator()
-
-
-def test_the_folder_is_held_inside_and_free_outside(tmp_path):
-    folder = tmp_path / "new" / "run"
-    with locked(str(folder), LOCAL):
-        holder = json.loads((folder / LOCK_FILE).read_text())
-        assert holder["process"] == os.getpid()
-        named = rf"--ckpt_dir {folder} is held by process {os.getpid()} on "
-        with pytest.raises(InputError, match=named), locked(str(folder), LOCAL):
-            raise AssertionError("two have it")
-        assert (folder / LOCK_FILE).exists()
-    assert not list(folder.iterdir())
 
 
 def test_an_exception_gives_it_back(tmp_path):
@@ -103,8 +90,7 @@ def test_a_run_that_ended_between_check_and_lock_is_not_overwritten(tmp_path, mo
         trained(folder, *SANE)
 
 
-def test_runs_of_seeds_hold_the_whole_and_each_its_own(tmp_path, corpus, monkeypatch):
-    monkeypatch.setattr("training.finetuning.several.set_threads", lambda: None)  # MXNet is here already
+def test_runs_of_seeds_hold_the_whole_and_each_its_own(tmp_path, corpus):
     texts = tmp_path / "train.tsv"
     texts.write_text("text\tlabel\n" + "".join(f"example {n}\t{n % 2}\n" for n in range(8)))
     words = [

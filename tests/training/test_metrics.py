@@ -32,8 +32,7 @@ def totals_of(*steps: tuple[list[Batch], list[float], bool]) -> Gathered:
 
 
 def test_sums_and_counts_add_up(batches):
-    found = totals_of((batches[:2], [20, 6, 4, 5], True), (batches[2:], [10, 1, 2, 1], True))
-    gathered = found
+    gathered = totals_of((batches[:2], [20, 6, 4, 5], True), (batches[2:], [10, 1, 2, 1], True))
     found = {**gathered.losses, **gathered.counts}
     assert [found[name] for name in SUMS] == [30, 7, 6, 6]
     assert found["masked_positions"] == sum(batch.masked_weights.sum() for batch in batches)
@@ -49,9 +48,8 @@ def test_sums_and_counts_add_up(batches):
 def test_a_step_that_was_not_finite_counts_its_tokens_only(batches):
     nan = [math.nan] * 4
     found = totals_of((batches[:1], [20, 6, 4, 2], True), (batches[1:], nan, False))
-    assert found.counts["sequences"] == 10 and found.counts["tokens"] == sum(
-        b.valid_lengths.sum() for b in batches
-    )
+    tokens = sum(batch.valid_lengths.sum() for batch in batches)
+    assert found.counts["sequences"] == 10 and found.counts["tokens"] == tokens
     means = figures(TASK, found)
     assert means["mlm_loss"] == pytest.approx(20 / batches[0].masked_weights.sum())
     assert means["nsp_loss"] == pytest.approx(2.0)
@@ -132,19 +130,16 @@ class TestEvaluation:
         return tiny_network(dropout=0.5, spread=0.2)
 
     def run(self, network, batches, controls=()) -> dict:
-        passes = forward(
-            TASK, network, itertools.chain(*zip(batches, controls)) if controls else batches, mx.cpu()
-        )
+        order = itertools.chain(*zip(batches, controls)) if controls else batches
+        passes = forward(TASK, network, order, mx.cpu())
         return evaluate(TASK, passes, LocalCommunicator(), mx.cpu(), controlled=bool(controls))
 
     def test_means_over_the_whole_set_however_it_is_divided(self, network, batches):
+        names = ("eval_mlm_loss", "eval_nsp_loss", "eval_mlm_acc", "eval_nsp_acc")
         apart, together = self.run(network, batches), self.run(network, [joined(batches)])
         assert apart["eval_sequences"] == together["eval_sequences"] == 10 and apart["eval_s"] > 0
-        assert set(apart) == {
-            *("eval_mlm_loss", "eval_nsp_loss", "eval_mlm_acc", "eval_nsp_acc", "eval_sequences", "eval_s"),
-            "eval_mlm_loss_se",
-        }
-        for name in ("eval_mlm_loss", "eval_nsp_loss", "eval_mlm_acc", "eval_nsp_acc"):
+        assert set(apart) == {*names, "eval_sequences", "eval_s", "eval_mlm_loss_se"}
+        for name in names:
             assert apart[name] == pytest.approx(together[name], rel=1e-5)
 
         one = mx.nd.ones((1,))

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from base.errors import InputError
 from bert.configuration import OPERATORS_LIBRARY
 from bert.weights.tensors import BFLOAT16
 from tests.training.small_runs import command, parts_of, trained
 from training.estimate import estimate
-from training.options import parse_options
 
 if not os.path.exists(OPERATORS_LIBRARY):
     pytest.skip("the fused operators have not been built", allow_module_level=True)
@@ -77,12 +75,6 @@ def test_a_run_goes_on_with_the_other_type(
         capsys.readouterr()
     )
     assert {array.dtype for name, array in states(folder, 7).items() if name != "t"} == {BFLOAT16}
-
-
-@pytest.mark.parametrize("other", [("--operators", "mxnet"), ("--dtype", "float16")])
-def test_what_excludes_it_is_named(tmp_path: Path, other: tuple[str, str]) -> None:
-    with pytest.raises(InputError, match=f"^--optimizer_state bfloat16 .* or {' '.join(other)}$"):
-        parse_options(command(tmp_path / "run", *WORDS, *LOW, *other), "")
 
 
 def test_the_estimate_counts_it(tmp_path: Path) -> None:

@@ -63,9 +63,7 @@ def parse(*argv: str, data: str = "x.txt"):
 def refused(*argv: str, data: str = "x.txt") -> str:
     with pytest.raises(InputError) as caught:
         parse(*argv, data=data)
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", GLUONNLP)
@@ -162,6 +160,9 @@ def test_a_gluonnlp_command_line_runs_unchanged():
     assert options.optimizer == "lamb" and options.clip_norm == 1.0 and not options.resume
 
 
+PHASE_2 = "--phase2 --phase1_num_steps 9"
+
+
 @pytest.mark.parametrize(
     "given, ours",
     [
@@ -169,12 +170,9 @@ def test_a_gluonnlp_command_line_runs_unchanged():
         ("--num_dataset_workers=4 --num_batch_workers 2", "--num_data_workers 6"),
         ("--synthetic_data", "--dummy_data_len 512"),
         ("--synthetic_data --max_seq_length 128", "--dummy_data_len 128 --max_seq_length 128"),
-        ("--phase2 --phase1_num_steps 9 --start_step 9", "--stages 2 --keep_optimizer_state"),
-        (
-            "--phase2 --phase1_num_steps 9 --start_step 12",
-            "--stages 2 --keep_optimizer_state --start_step 12",
-        ),
-        ("--phase2 --phase1_num_steps 9 --init_from x", "--stages 2 --init_from x"),
+        (f"{PHASE_2} --start_step 9", "--stages 2 --keep_optimizer_state"),
+        (f"{PHASE_2} --start_step 12", "--stages 2 --keep_optimizer_state --start_step 12"),
+        (f"{PHASE_2} --init_from x", "--stages 2 --init_from x"),
     ],
 )
 def test_later_options_of_gluonnlps_are_taken_as_ours(given, ours):
@@ -186,15 +184,12 @@ def test_later_options_of_gluonnlps_are_taken_as_ours(given, ours):
     "given, named",
     [
         *((f"--{name} 4", [f"--{name} is not followed here: ", reason]) for name, reason in NOT_HERE.items()),
-        (
-            "--total_batch_size 256 --accumulate 1 --raw --comm_backend horovod",
-            ["--batch_size", "run_pretraining_hvd.py"],
-        ),
+        ("--total_batch_size 256 --raw --comm_backend horovod", ["--batch_size", "run_pretraining_hvd.py"]),
         ("--no_compute_acc --gpus=0,1", ["--no_compute_acc", "--gpus", "CUDA_VISIBLE_DEVICES"]),
         ("--phase2", ["--phase1_num_steps", "--stages 2"]),
         ("--phase1_num_steps 9", ["--phase2", "--stages 2"]),
-        ("--phase2 --phase1_num_steps 9 --start_step 8", ["--start_step 8", "--phase1_num_steps 9"]),
-        ("--phase2 --phase1_num_steps 9 --stages 1", ["--phase2", "--stages 1"]),
+        (f"{PHASE_2} --start_step 8", ["--start_step 8", "--phase1_num_steps 9"]),
+        (f"{PHASE_2} --stages 1", ["--phase2", "--stages 1"]),
     ],
 )
 def test_later_options_of_gluonnlps_that_cannot_be_taken(given, named):
@@ -207,42 +202,29 @@ def test_gluonnlps_options_are_in_the_guide():
     assert all(f"`--{name}" in guide for name in [*NOT_HERE, *TAKEN])
 
 
-_COUNTS = (
-    *("num_steps", "num_buckets", "batch_size", "accumulate", "batch_size_eval", "log_interval"),
-    *("ckpt_interval", "dummy_data_len", "max_seq_length", "max_predictions_per_seq"),
-)
-
-
 @pytest.mark.parametrize(
-    "flag, bad",
+    "flags, bad",
     [
-        *((flag, ["0", "-1", "1.5"]) for flag in _COUNTS),
-        *((flag, ["-1", "0.5"]) for flag in ("start_step", "seed", "num_data_workers", "keep_checkpoints")),
-        ("lr", ["0", "-1e-4"]),
-        ("sp_alpha", ["0", "-1"]),
-        ("decay_power", ["0", "-1"]),
-        ("lower_bound", ["0", "-1"]),
-        ("upper_bound", ["0", "-1"]),
-        ("end_lr", ["-1"]),
-        ("clip_norm", ["-1"]),
-        ("warmup_ratio", ["-0.1", "1.1"]),
-        ("dropout", ["-0.1", "1"]),
-        ("attention_dropout", ["-0.1", "1"]),
-        ("beta1", ["-0.1", "1"]),
-        ("beta2", ["-0.1", "0.9999999"]),
-        ("epsilon", ["0", "2"]),
-        ("weight_decay", ["-0.1"]),
-        ("short_seq_prob", ["-0.1", "1.1"]),
-        ("masked_lm_prob", ["0", "-0.1", "1.1"]),
+        ("num_steps num_buckets batch_size accumulate batch_size_eval log_interval ckpt_interval", "0 1.5"),
+        ("dummy_data_len max_seq_length max_predictions_per_seq", "0 1.5"),
+        ("start_step seed num_data_workers keep_checkpoints", "-1 0.5"),
+        ("lr sp_alpha decay_power lower_bound upper_bound num_epochs", "0"),
+        ("end_lr clip_norm weight_decay", "-0.1"),
+        ("warmup_ratio short_seq_prob", "-0.1 1.1"),
+        ("dropout attention_dropout beta1", "-0.1 1"),
+        ("beta2", "-0.1 0.9999999"),
+        ("epsilon", "0 2"),
+        ("masked_lm_prob", "0 1.1"),
     ],
 )
-def test_just_out_of_range(flag, bad):
+def test_just_out_of_range(flags, bad):
     """Values just outside; tests/faults/test_bad_values.py has what is no number, or beyond all bounds."""
-    for value in bad:
-        assert f"--{flag}" in refused(f"--{flag}={value}")
-        assert f"--{flag}" in refused(f"--{flag}", value)
-    if bad[0] == "-1" and flag not in ("end_lr", "clip_norm"):
-        assert getattr(parse(f"--{flag}", "0"), flag) == 0
+    for flag in flags.split():
+        for value in bad.split():
+            assert f"--{flag}" in refused(f"--{flag}={value}")
+            assert f"--{flag}" in refused(f"--{flag}", value)
+        if bad.startswith("-"):
+            assert getattr(parse(f"--{flag}", "0"), flag) == 0
 
 
 @pytest.mark.parametrize(
@@ -294,6 +276,19 @@ def test_model_names():
         (["--optimizer", "adamw", "--bias_correction"], ["--bias_correction", "--optimizer"]),
         (["--optimizer", "bertadam", "--lower_bound", "1"], ["--lower_bound", "--optimizer"]),
         (["--optimizer", "adamw", "--upper_bound", "1"], ["--upper_bound", "--optimizer"]),
+        (
+            ["--optimizer_state", "bfloat16", "--operators", "mxnet"],
+            ["_state bfloat16", "or --operators mxnet"],
+        ),
+        (["--optimizer_state", "bfloat16", "--dtype", "float16"], ["_state bfloat16", "or --dtype float16"]),
+        (["--num_epochs", "1", "--num_steps", "5"], ["--num_epochs and --num_steps exclude each other"]),
+        (
+            ["--num_epochs", "1", "--budget_hours", "1"],
+            ["--budget_hours and --num_epochs exclude each other"],
+        ),
+        (["--num_epochs", "1", "--dummy_data_len", "16"], ["--num_epochs: passes are over --data"]),
+        (["--keep_best"], ["--keep_best: nothing is evaluated; name held-out text"]),
+        (["--eval_interval", "5"], ["--eval_interval: nothing is evaluated; name held-out text"]),
     ],
 )
 def test_options_that_exclude_each_other(argv, named):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 
@@ -44,9 +43,7 @@ def options(*words: object) -> dict:
 def rejected(*words: object) -> str:
     with pytest.raises(InputError) as caught:
         options(*words)
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*GLUONNLP, *MORE])
@@ -98,12 +95,8 @@ def test_the_command_line_wins_and_takes_back(write):
     found = options("--lr", "0.5", "--options_file", path, "--seed", "3")
     assert (found["lr"], found["num_steps"], found["raw"], found["seed"]) == (0.5, 40, True, 3)
     found = options(f"--options_file={path}", "--raw=false", "--num_steps=null", "--budget_hours", "2")
-    assert (found["raw"], found["num_steps"], found["budget_hours"], found["verbose"]) == (
-        False,
-        None,
-        2,
-        True,
-    )
+    assert found["raw"] is False and found["num_steps"] is None
+    assert found["budget_hours"] == 2 and found["verbose"] is True
     assert options("--data", "x", "--raw=true")["raw"] and not options("--data", "x", "--raw=false")["raw"]
     assert options("--data", "x", "--raw", "--raw=false", "--raw")["raw"]
     assert "--raw=maybe" in rejected("--data", "x", "--raw=maybe")
@@ -122,8 +115,6 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("# one\nlearning_rat: 3", ["line 2", "'learning_rat'"]),
         ("batch-size: 3", ["line 1", "'batch-size'", "batch_size?"]),
         ("--num_step: 3", ["'--num_step'", "num_steps?"]),
-        ("LR: 3", ["'LR'"]),
-        ("1: 3", ["'1'"]),
         ("? [a]\n: 3", ["line 1", "a sequence"]),
         ("<<: {lr: 3}", ["'<<'"]),
         ("options_file: other.yaml", ["options_file", "cannot name another"]),
@@ -148,7 +139,6 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("data: [a, [b]]", ["data", "one value"]),
         ("data: [a, null]", ["data", "empty value"]),
         ("data: !!python/object/apply:os.system ['touch owned']", ["data", "tag"]),
-        ("data: !!python/name:os.system", ["data", "tag"]),
         ("data: !!binary aGVsbG8=", ["data", "tag"]),
         ("raw: !mine true", ["raw", "tag"]),
         ("data: *.txt", ["line 1", "no YAML", "quote"]),
@@ -158,7 +148,6 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("- lr", ["holds no options"]),
         ("lr", ["holds no options"]),
         ("", ["holds no options"]),
-        ("# nothing\n", ["holds no options"]),
         pytest.param("[" * 5_000, ["nested too deeply"], id="nested"),
         pytest.param("data: " + "x" * 70_000, ["65,536 bytes"], id="large"),
         (b"\xff\xfe\x00", ["no YAML"]),
@@ -187,20 +176,6 @@ def test_files_that_cannot_be_read(tmp_path, write):
     assert "--options_file" in rejected("--options_file")
 
 
-def test_random_bytes_are_rejected_or_understood(write):
-    rng = random.Random(3)
-    words = [*b"lr data raw : - [ ] &a *a !! ' \" 1".split(), b" ", b"\n"]
-    for _ in range(300):
-        parts = [
-            rng.choice(words) if rng.random() < 0.9 else bytes([rng.randrange(256)])
-            for _ in range(rng.randint(1, 12))
-        ]
-        try:
-            parse_options(["--data", "x", "--options_file", write(b"".join(parts))], "")
-        except InputError as error:
-            assert "\n" not in str(error)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1),
@@ -210,22 +185,13 @@ def test_random_bytes_are_rejected_or_understood(write):
 )
 def test_what_is_written_is_read_back(tmp_path_factory, text, number, whole, flag):
     path = str(tmp_path_factory.mktemp("written") / "run.yaml")
-    values = {
-        "data": text,
-        "lr": number,
-        "num_steps": whole,
-        "raw": flag,
-        "vocab": None,
-        "options_file": "gone",
-    }
-    write_options(path, values, ["a comment", f"one line, whatever is in it: {text}"])
+    values = {"data": text, "lr": number, "num_steps": whole, "raw": flag, "vocab": None}
+    comments = ["a comment", f"one line, whatever is in it: {text}"]
+    write_options(path, {**values, "options_file": "gone"}, comments)
     found = options("--options_file", path)
-    assert {name: found[name] for name in values if name != "options_file"} == {
-        name: value for name, value in values.items() if name != "options_file"
-    }
+    assert {name: found[name] for name in values} == values
     with open(path, "rb") as file:  # and by other readers of YAML as the same types
-        loaded = yaml.safe_load(file)
-    assert loaded == {name: value for name, value in values.items() if name != "options_file"}
+        assert yaml.safe_load(file) == values
 
 
 def test_lists_are_written_for_pairs(tmp_path):
@@ -243,26 +209,23 @@ def test_commands_that_pass_options_on(write):
     path = write("model: bert_2_64_2\nraw: true\ndata: c.txt\n")
     expanded = expand_options(["--options_file", path, "--lr", "1"])
     assert expanded == ["--model=bert_2_64_2", "--raw", "--data=c.txt", "--lr", "1"]
-    command = ["--tokens_per_gpu", "8192", "--launch", "hvd", "--hostfile", "hosts/local", "--"]
-    said = (
-        run_command([sys.executable, "hparams.py", *command, "--options_file", path], cwd=ROOT).check().stdout
-    )
+
+    def launch(path):
+        command = "--tokens_per_gpu 8192 --launch hvd --hostfile hosts/local -- --options_file"
+        return run_command([sys.executable, "hparams.py", *command.split(), path], cwd=ROOT)
+
+    said = launch(path).check().stdout
     assert "--model=bert_2_64_2 --raw --data=c.txt" in said
     assert "bert_24_1024_16" not in said and "${DATA" not in said and "--options_file" not in said
-    path = write("num_steps: 3\n")
-    result = run_command([sys.executable, "hparams.py", *command, "--options_file", path], cwd=ROOT)
+    result = launch(write("num_steps: 3\n"))
     assert result.returncode == 2 and "--num_steps after --" in result.stderr
-    path = write("num_step: 3\n")
-    result = run_command([sys.executable, "hparams.py", *command, "--options_file", path], cwd=ROOT)
+    result = launch(write("num_step: 3\n"))
     assert result.returncode == 2 and "num_steps?" in result.stderr and result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("script", ["run_pretraining_hvd.py", "run_pretraining_byteps.py"])
-def test_both_scripts_reject_a_bad_file_before_anything(script, write, tmp_path):
+def test_a_script_rejects_a_bad_file_before_anything(write, tmp_path):
     path = write(f"data: x\nckpt_dir: {tmp_path}/new\nlr: no\n")
-    result = run_command([sys.executable, ROOT / script, "--options_file", path])
-    assert result.returncode == 2 and result.stdout == ""
-    assert (
-        result.stderr.startswith(f"error: --options_file {path}, line 3: ") and result.stderr.count("\n") == 1
-    )
+    result = run_command([sys.executable, ROOT / "run_pretraining_hvd.py", "--options_file", path])
+    assert result.returncode == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: --options_file {path}, line 3: ")
     assert not (tmp_path / "new").exists()

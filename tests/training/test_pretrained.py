@@ -47,9 +47,7 @@ def test_the_newest_complete_one_with_its_configuration_and_vocabulary(folder):
 def test_a_step(folder):
     assert step_of(find_weights(f"{folder}:1", "--init_from")) == 1
     assert step_of(find_weights(f"{os.path.dirname(folder)}:1", "--init_from")) == 1
-    with pytest.raises(
-        InputError, match=r"--init_from \S+ckpt:3: no checkpoint of this step; available: 1, 2"
-    ):
+    with pytest.raises(InputError, match=r"--init_from \S+ckpt:3: no checkpoint of .*; available: 1, 2"):
         find_weights(f"{folder}:3", "--init_from")
 
 

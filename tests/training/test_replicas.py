@@ -35,16 +35,11 @@ WEIGHT, MOMENT = "encoder.transformer_cells.0.ffn.ffn_1.weight", "word_embed.0.w
 
 
 @pytest.mark.parametrize(
-    "launcher, ranks, flipped, name",
-    [
-        ("mpirun", 3, 1, WEIGHT), ("mpirun", 2, 0, MOMENT),
-        ("byteps", 3, 2, MOMENT), ("byteps", 2, 1, WEIGHT),
-    ],
-)  # fmt: skip
+    "launcher, ranks, flipped, name", [("mpirun", 2, 0, WEIGHT), ("byteps", 3, 2, MOMENT)]
+)
 def test_a_flipped_bit_ends_the_run_before_it_is_saved(tmp_path, launcher, ranks, flipped, name):
-    words = command(
-        tmp_path / "run", "--num_steps", "9", "--ckpt_interval", "3", "--log_interval", "1", "--seed", "3"
-    )
+    given = "--num_steps 9 --ckpt_interval 3 --log_interval 1 --seed 3"
+    words = command(tmp_path / "run", *given.split())
     code = patched(ROOT / SCRIPTS[launcher], FLIP.format(step=5, rank=flipped, name=name))
     result = run_ranks(code, ranks, launcher, args=words)
     assert result.returncode == 1, result.describe()

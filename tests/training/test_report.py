@@ -21,11 +21,11 @@ from tqdm import tqdm
 from base.errors import TrainingError
 from base.progress import Printed
 from tasks.base import Floors
-from tests.processes import ROOT
-from tests.training.tiny import TASK
+from tests.processes import LIMIT, ROOT
+from tests.training.tiny import TASK, Heard
 from training import report
 from training.metrics import finite_or_none
-from training.report import Ending, Reporter, RunReporter, Span, plot_losses, read_metrics, summarize
+from training.report import Ending, RunReporter, Span, plot_losses, read_metrics, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -39,14 +39,8 @@ def training(step: int, **changes: Any) -> dict[str, Any]:
 
 def evaluation(step: int, **changes: Any) -> dict[str, Any]:
     return {
-        **{
-            "step": step,
-            "eval_mlm_loss": 6.5,
-            "eval_nsp_loss": 0.6,
-            "eval_mlm_acc": 0.25,
-            "eval_nsp_acc": 0.75,
-        },
-        **{"eval_sequences": 1234, "eval_s": 2.5, **changes},
+        **{"step": step, "eval_mlm_loss": 6.5, "eval_nsp_loss": 0.6, "eval_mlm_acc": 0.25},
+        **{"eval_nsp_acc": 0.75, "eval_sequences": 1234, "eval_s": 2.5, **changes},
     }
 
 
@@ -112,17 +106,12 @@ class TestMetricsFile:
         assert sorted(path.name for path in tmp_path.glob("metrics*")) == ["metrics.jsonl"]
 
     def test_a_new_run_moves_the_old_file_aside(self, tmp_path):
+        reported(tmp_path)  # an empty file needs no keeping
         for loss in (3.0, 2.0, 1.0):
             reported(tmp_path, training(10, mlm_loss=loss))
         assert read_metrics(str(tmp_path)) == [training(10, mlm_loss=1.0)]
-        for number, loss in ((1, 3.0), (2, 2.0)):
-            text = (tmp_path / f"metrics.jsonl.{number}").read_text()
-            assert strict(text) == training(10, mlm_loss=loss)
-
-    def test_an_empty_file_needs_no_keeping(self, tmp_path):
-        reported(tmp_path)
-        reported(tmp_path, training(10))
-        assert sorted(path.name for path in tmp_path.glob("metrics*")) == ["metrics.jsonl"]
+        kept = {path.suffix: strict(path.read_text()) for path in tmp_path.glob("metrics.jsonl.*")}
+        assert kept == {".1": training(10, mlm_loss=3.0), ".2": training(10, mlm_loss=2.0)}
 
 
 def events(directory: Path) -> Iterator[Any]:
@@ -150,19 +139,13 @@ class TestTensorBoard:
     def test_every_number_is_a_scalar(self, tmp_path):
         reported(tmp_path, training(10), training(20, grad_norm=None), evaluation(20))
         found = self.scalars(tmp_path)
+        evaluated = {name.replace("_", "/", 1): value for name, value in evaluation(20).items()}
         expected = {
-            (f"train/{name}", line["step"]): value
-            for line in (training(10), training(20, grad_norm=None))
+            (name if name.startswith("eval/") else f"train/{name}", line["step"]): value
+            for line in (training(10), training(20, grad_norm=None), evaluated)
             for name, value in line.items()
             if name != "step" and value is not None
         }
-        expected.update(
-            {
-                (f"eval/{name[len('eval_') :]}", 20): value
-                for name, value in evaluation(20).items()
-                if name != "step"
-            }
-        )
         assert found == pytest.approx(expected, rel=1e-6)
         assert ("train/grad_norm", 10) in found and ("train/grad_norm", 20) not in found
 
@@ -234,13 +217,8 @@ class TestTerminal:
         environment = {name: value for name, value in os.environ.items() if name not in report.LAUNCHED}
         if rank is not None:
             environment["OMPI_COMM_WORLD_RANK"] = rank
-        command = [sys.executable, "-c", *arguments]
-        return subprocess.run(
-            command,
-            **{"cwd": ROOT, "env": environment, "timeout": 60, "check": True, "text": True},
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        ).stdout.strip()
+        given = {"cwd": ROOT, "env": environment, "timeout": LIMIT, "text": True, "stderr": stderr}
+        return subprocess.check_output([sys.executable, "-c", *arguments], **given).strip()
 
     def test_its_own_its_launchers_or_none(self, tmp_path):
         master, terminal = os.openpty()
@@ -331,20 +309,14 @@ class TestTerminal:
 
 
 class TestSummary:
-    class Notes(Reporter):
-        def __init__(self) -> None:
-            self.lines: list[str] = []
-
-        def note(self, message: str) -> None:
-            self.lines.append(message)
-
     def closing_lines(self, directory: Path, floors: Floors, *lines: dict[str, Any]) -> str:
         reported(directory, *lines)
-        reporter = self.Notes()
+        reporter = Heard()
         summarize(TASK, str(directory), Ending(100, floors), reporter)
-        return "\n".join(reporter.lines)
+        return "\n".join(reporter.notes)
 
-    def test_how_far_the_run_has_come(self, tmp_path):
+    def test_how_far_the_run_has_come(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(report, "plot_losses", plot_losses)  # again
         said = self.closing_lines(tmp_path, Floors(), training(10), training(100), evaluation(100))
         assert "7.400 at step 10 -> 6.500 at step 100" in said
         assert "held-out text: MLM loss 6.500, accuracy 25.0%" in said
@@ -388,9 +360,8 @@ class TestSummary:
         found = {"eval_context_gain": gain, "eval_context_gain_se": error, "eval_mlm_loss_se": 0.01}
         for floors in (Floors(6.0, 6.75, 7.1), Floors(6.0, 6.25, 7.1), Floors()):
             said = self.closing_lines(tmp_path, floors, training(10), evaluation(100, **found))
-            assert (
-                f"cost {6.5 + gain:.3f}: context gain {gain:.3f} nats ({margin}): the model uses" in said
-            ) == shown
+            cost = f"cost {6.5 + gain:.3f}: context gain {gain:.3f} nats ({margin}): the model uses"
+            assert (cost in said) == shown
             assert said.count("context is not shown.") == (not shown) and said.count("uses context.") == shown
             text = "at least 6.750 nats on the held-out text, of 7.100 by the training text's frequencies."
             assert (text in said) == (floors.held_out == 6.75)
@@ -408,9 +379,8 @@ class TestSummary:
         assert "interval, 6.500, is 0.500 above the least" in said and "not shown" in said
 
     def test_an_evaluation_of_an_earlier_step_is_not_this_runs(self, tmp_path):
-        said = self.closing_lines(
-            tmp_path, Floors(6.0, 6.75), training(50), evaluation(50, eval_mlm_loss_se=0.01), training(100)
-        )
+        lines = (training(50), evaluation(50, eval_mlm_loss_se=0.01), training(100))
+        said = self.closing_lines(tmp_path, Floors(6.0, 6.75), *lines)
         assert "held-out" not in said and "on the training text" in said
 
     def test_no_metrics_at_all(self, tmp_path):

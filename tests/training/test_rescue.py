@@ -13,12 +13,11 @@ from base.errors import InputError, NotFiniteError, TrainingError
 from comm.base import CommunicationError
 from comm.local import LocalCommunicator
 from tests.faults.disks import can_mount, full, small_disk
-from tests.training.small_runs import command, handlers, train, trained
+from tests.training.small_runs import command, train, trained
 from training import left_behind
 from training.checkpoint import list_steps, read_manifest
 from training.rescue import Rescue
 
-__all__ = ["handlers"]
 SHORT = ("--num_steps", "6", "--log_interval", "1", "--seed", "3")
 SELDOM = (*SHORT, "--ckpt_interval", "1000")
 

@@ -90,9 +90,8 @@ class TestBareParameters:
         assert not any(array.any() for array in optimizer.state().values())
         (message,) = found.messages
         assert "0000002.params" in message and "optimizer" in message
-        assert position_to_continue(found, vars(options), 4, DATA_OPTIONS) == (2 * 3 * 4, []), (
-            "as many batches as its steps have taken on all ranks"
-        )
+        # As many batches as its steps have taken on all ranks.
+        assert position_to_continue(found, vars(options), 4, DATA_OPTIONS) == (2 * 3 * 4, [])
 
     def test_a_float32_file_starts_a_float16_run(self, tmp_path):
         trained, half = bare(tmp_path), half_precision()
@@ -123,10 +122,8 @@ class TestBareParameters:
 
     def test_a_file_without_a_head_names_no_option_of_mxnets(self, tmp_path):
         arrays = block_arrays(tiny_network().bert)
-        mx.nd.save(
-            str(tmp_path / "0000002.params"),
-            {name: array for name, array in arrays.items() if not name.startswith("classifier.")},
-        )
+        kept = {name: array for name, array in arrays.items() if not name.startswith("classifier.")}
+        mx.nd.save(str(tmp_path / "0000002.params"), kept)
         with pytest.raises(InputError, match=r"classifier\.weight.*next-sentence head") as caught:
             start_of(options_of(tmp_path, "--start_step", "2"))
         assert "allow_missing" not in str(caught.value)
@@ -144,17 +141,12 @@ class TestPosition:
         facts = {key: (epoch << EPOCH_SHIFT) + batches, "world_size": 4, "options": vars(options)}
         return Start(step=10, facts=facts)
 
-    def test_a_new_run_begins_at_the_beginning(self, tmp_path):
-        assert position_to_continue(Start(), vars(options_of(tmp_path)), 2, DATA_OPTIONS) == (0, [])
-
-    @pytest.mark.parametrize("size", [1, 2, 3, 4, 1000])
-    def test_any_number_of_processes_goes_on_exactly(self, tmp_path, size):
+    def test_any_number_of_processes_goes_on_exactly(self, tmp_path):
         options = options_of(tmp_path)
-        found = self.found(options, 2, 100)
-        assert position_to_continue(found, vars(options), size, DATA_OPTIONS) == (
-            (2 << EPOCH_SHIFT) + 100,
-            [],
-        )
+        assert position_to_continue(Start(), vars(options), 2, DATA_OPTIONS) == (0, []), "a new run"
+        found, place = self.found(options, 2, 100), (2 << EPOCH_SHIFT) + 100
+        for size in (1, 3, 4, 1000):
+            assert position_to_continue(found, vars(options), size, DATA_OPTIONS) == (place, [])
 
     @pytest.mark.parametrize(
         "changed, flag",
@@ -177,10 +169,8 @@ class TestPosition:
         assert message.startswith(f"{flag} differ")
 
     def test_options_that_it_does_not_depend_on(self, tmp_path):
-        saved, now = (
-            options_of(tmp_path),
-            options_of(tmp_path, "--lr", "0.1", "--log_interval", "1", "--resume"),
-        )
+        saved = options_of(tmp_path)
+        now = options_of(tmp_path, "--lr", "0.1", "--log_interval", "1", "--resume")
         assert position_to_continue(self.found(saved, 0, 100), vars(now), 2, DATA_OPTIONS) == (100, [])
 
 
@@ -216,10 +206,8 @@ class TestProcesses:
         start = Start(step=5, facts={"world_size": 4, "options": vars(saved)})
         config = run_config(now)
         config = replace(config, batch=replace(config.batch, processes=4))
-        (message,) = changed_options(start, config)
-        assert message == (
-            "--accumulate 3: the checkpoint's run had 1; from here on a step has 12 micro-batches, not 4"
-        )
+        said = "--accumulate 3: the checkpoint's run had 1; from here on a step has 12 micro-batches, not 4"
+        assert changed_options(start, config) == [said]
         same = replace(run_config(saved), batch=replace(run_config(saved).batch, processes=4))
         assert changed_options(start, same) == []
 

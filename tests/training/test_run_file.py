@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 
 import mxnet as mx
@@ -17,6 +16,7 @@ from training.metrics import Totals
 from training.options import parse_options, run_config
 from training.plan import make_plan
 from training.profiling.profiler import TracePlan
+from training.report import read_metrics
 from training.run_file import write_run_file
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"
@@ -71,14 +71,10 @@ def test_it_repeats_the_run_bit_for_bit(second):
             name = f"{step:07d}{extension}"
             assert (folder / "first" / name).read_bytes() == (folder / "second" / name).read_bytes(), name
     losses = [
-        [each["mlm_loss"] for each in metrics_of(folder / which) if "mlm_loss" in each]
+        [each["mlm_loss"] for each in read_metrics(str(folder / which)) if "mlm_loss" in each]
         for which in ("first", "second")
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 3
-
-
-def metrics_of(directory) -> list[dict]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_mfu_is_operations_over_the_stated_peak(first, corpus):
@@ -90,7 +86,7 @@ def test_mfu_is_operations_over_the_stated_peak(first, corpus):
         Size(1, 32, 128, vocabulary), 4, 32, 5, top_rows=6 if "on fused" in result.stdout else None
     )
     of_step = 2 * (1 + BACKWARD) * forward.total
-    found = metrics_of(folder / "first")
+    found = read_metrics(str(folder / "first"))
     for each in found:
         assert each["mfu"] == pytest.approx(of_step / each["step_s"] / (PEAK * 1e12), rel=1e-6)
     assert f"mfu is the share of {PEAK:g} TFLOP/s, 1 x --peak_tflops {PEAK:g}" in result.stdout
@@ -105,13 +101,13 @@ def test_mfu_over_a_measured_peak(second):
     assert "products of 2048 x 2048 float32 matrices on 1 process" in line
     peak = float(line.split("share of ")[1].split(" TFLOP/s")[0])
     assert 0.001 < peak < 100  # from an old core to a large host
-    for each in metrics_of(folder / "second"):
+    for each in read_metrics(str(folder / "second")):
         assert 0 < each["mfu"] < 1
 
 
 def test_learning_rates_of_the_run_are_wsds(first):
     folder, _ = first
-    rates = {each["step"]: each["lr"] for each in metrics_of(folder / "first")}
+    rates = {each["step"]: each["lr"] for each in read_metrics(str(folder / "first"))}
     assert rates == pytest.approx({10: 0.01, 20: 0.01 * (1 - (5 / 15) ** 0.5), 30: 0.0})
 
 

@@ -16,23 +16,11 @@ from base.errors import NotFiniteError, TrainingError
 from bert.model import trained
 from bert.operators import load_operators
 from tests.processes import LIMIT
-from tests.training.tiny import make_step, random_batch, tiny_network
+from tests.training.tiny import Heard, make_step, random_batch, tiny_network
 from training import saving
 from training.checkpoint import Kept, list_steps, newest_complete
 from training.optimizer.moments import MomentType
-from training.report import Reporter
 from training.saving import Saver, copied_bytes
-
-
-class Heard(Reporter):
-    def __init__(self):
-        self.notes, self.warnings = [], []
-
-    def note(self, message):
-        self.notes.append(message)
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from bert.model import trained
 from bert.operators import load_operators
 from comm.local import LocalCommunicator
+from data.pretraining.sources import Batch
 from tests.training.tiny import (
     TASK,
     gradients,
@@ -28,6 +29,7 @@ from training.optimizer.scaler import DynamicScaler, StaticScaler
 from training.step import dropout_seed
 
 SPREAD = 0.1
+BATCH = random_batch(np.random.default_rng(4), 4, 12, 4, least_masked=1)
 # Matrices of a transformer layer.
 KINDS = [f"attention_cell.proj_{part}" for part in ("query", "key", "value")]
 KINDS += ["proj", "ffn.ffn_1", "ffn.ffn_2"]
@@ -45,6 +47,13 @@ def uneven_batches(count: int) -> list:
 
 def state_arrays(optimizer) -> dict[str, np.ndarray]:
     return dict(optimizer.state())
+
+
+def poisoned(value: float) -> Batch:
+    """The batch with a weight of which the gradient is not finite."""
+    masked_weights = BATCH.masked_weights.copy()
+    masked_weights[1, 0] = value
+    return BATCH._replace(masked_weights=masked_weights)
 
 
 class TestAccumulation:
@@ -77,29 +86,15 @@ class TestAccumulation:
         assert relative_difference(changes[0], changes[1]) < 1e-5
         assert relative_difference(weights(many), weights(one)) < 1e-6
 
-    def test_a_mean_of_means_would_not_equal_it(self):
-        """A loss divided by its own micro-batch's counts is another loss: the test above would show it."""
-        batches = uneven_batches(7)
-        network = tiny_network(spread=SPREAD)
-        step, _ = make_step(network)
-        means = []
-        for batch in batches:
-            step(1, [batch], lr=1e-30)
-            means.append(gradients(network))
-        mean = {name: sum(each[name] for each in means) / len(means) for name in means[0]}
-        step(1, [joined(batches)], lr=1e-30)
-        assert relative_difference(mean, gradients(network)) > 0.01
-
 
 def test_the_gradient_is_of_the_mean_losses():
     """grad_req 'write', one batch: what the sums say, divided by the counts, is what was differentiated."""
-    batch = random_batch(np.random.default_rng(0), 4, 12, 3, least_masked=1)
     network = tiny_network(spread=SPREAD)
     step, _ = make_step(network)
-    factors = 1 / batch.masked_weights.sum(), 1 / 4
+    factors = 1 / BATCH.masked_weights.sum(), 1 / 4
 
     def loss() -> float:
-        mlm, nsp = step(1, [batch], lr=1e-30).sums.asnumpy()[:2].astype(np.float64)
+        mlm, nsp = step(1, [BATCH], lr=1e-30).sums.asnumpy()[:2].astype(np.float64)
         return mlm * factors[0] + nsp * factors[1]
 
     loss()
@@ -112,37 +107,33 @@ def test_the_gradient_is_of_the_mean_losses():
 
 
 class TestClipping:
-    @pytest.fixture
-    def batch(self):
-        return random_batch(np.random.default_rng(1), 4, 12, 4, least_masked=1)
-
-    def first_moments(self, batch, clip_norm, scaler=None) -> tuple[float, dict[str, np.ndarray], dict]:
+    def first_moments(self, clip_norm, scaler=None) -> tuple[float, dict[str, np.ndarray], dict]:
         network = tiny_network(spread=SPREAD)
         step, optimizer = make_step(network, clip_norm=clip_norm, scaler=scaler)
-        result = step(1, [batch], lr=0.01)
+        result = step(1, [BATCH], lr=0.01)
         moments = {name: array for name, array in optimizer.state().items() if name.endswith(".mean")}
         return result.grad_norm, moments, gradients(network)
 
     def norm(self, arrays) -> float:
         return math.sqrt(sum(float(np.sum(array.astype(np.float64) ** 2)) for array in arrays.values()))
 
-    def test_the_update_sees_a_gradient_of_the_greatest_norm(self, batch):
+    def test_the_update_sees_a_gradient_of_the_greatest_norm(self):
         """The first moment after one step is 0.1 times the gradient that the update was made with."""
-        grad_norm, moments, gradient = self.first_moments(batch, clip_norm=0.25)
+        grad_norm, moments, gradient = self.first_moments(clip_norm=0.25)
         assert grad_norm == pytest.approx(self.norm(gradient), rel=1e-5) and grad_norm > 1
         assert self.norm(moments) / 0.1 == pytest.approx(0.25, rel=1e-5)
         expected = {f"{name}.mean": 0.1 * 0.25 / grad_norm * array for name, array in gradient.items()}
         assert relative_difference(moments, expected) < 1e-5
 
     @pytest.mark.parametrize("clip_norm", [0.0, 1e6])
-    def test_a_smaller_gradient_stays_as_it_is(self, batch, clip_norm):
-        grad_norm, moments, _ = self.first_moments(batch, clip_norm)
+    def test_a_smaller_gradient_stays_as_it_is(self, clip_norm):
+        grad_norm, moments, _ = self.first_moments(clip_norm)
         assert self.norm(moments) / 0.1 == pytest.approx(grad_norm, rel=1e-5)
 
-    def test_the_loss_scale_is_taken_out_before(self, batch):
+    def test_the_loss_scale_is_taken_out_before(self):
         """A power of two as scale changes neither the reported norm nor what is clipped."""
-        plain = self.first_moments(batch, clip_norm=0.25)
-        scaled = self.first_moments(batch, clip_norm=0.25, scaler=StaticScaler(1024.0))
+        plain = self.first_moments(clip_norm=0.25)
+        scaled = self.first_moments(clip_norm=0.25, scaler=StaticScaler(1024.0))
         assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
         assert relative_difference(scaled[1], plain[1]) < 1e-6
         assert self.norm(scaled[2]) == pytest.approx(1024 * plain[0], rel=1e-5)
@@ -170,15 +161,10 @@ class Summing(LocalCommunicator):
 
 
 def test_sums_of_gradients_give_the_bits_of_means():
-    batch, networks = (
-        random_batch(np.random.default_rng(4), 3, 12, 4),
-        [tiny_network(spread=SPREAD) for _ in "ab"],
-    )
-    steps = [
-        make_step(each, clip_norm=0.25, communicator=by())[0]
-        for each, by in zip(networks, (LocalCommunicator, Summing))
-    ]
-    first, second = (step(1, [batch], lr=0.01) for step in steps)
+    networks = [tiny_network(spread=SPREAD) for _ in "ab"]
+    pairs = zip(networks, (LocalCommunicator, Summing))
+    steps = [make_step(each, clip_norm=0.25, communicator=by())[0] for each, by in pairs]
+    first, second = (step(1, [BATCH], lr=0.01) for step in steps)
     assert [step.factor for step in steps] == [1, 2] and first.grad_norm == second.grad_norm > 0.25
     assert same_bits(weights(networks[0]), weights(networks[1]))
 
@@ -212,35 +198,30 @@ class Slow(LocalCommunicator):
 
 def test_the_passes_are_queued_while_the_counts_travel():
     network = tiny_network(spread=SPREAD, model="bert_1_32_2")
-    batch = random_batch(np.random.default_rng(4), 3, 12, 4, least_masked=1)
     step, _ = make_step(network)
-    expected = step(1, [batch], lr=1e-30).grad_norm
+    expected = step(1, [BATCH], lr=1e-30).grad_norm
     step, _ = make_step(network, communicator=Slow())
-    assert step(1, [batch], lr=1e-30).grad_norm == expected
+    assert step(1, [BATCH], lr=1e-30).grad_norm == expected
     assert Late.in_time, "the step has waited for the counts before it queued its passes"
 
 
 class TestCountedNorm:
     """Layers on the fused operators count the squares of their weights' gradients as they write them."""
 
-    @pytest.fixture
-    def batch(self):
-        return random_batch(np.random.default_rng(5), 4, 12, 4, least_masked=1)
-
-    def stepped(self, batch, dtype="bfloat16", **options):
+    def stepped(self, *batches, dtype="bfloat16", **options):
         if not load_operators():
             pytest.skip("the operators are not built")
         network = tiny_network(spread=SPREAD, model="bert_3_64_2", operators="fused", dtype=dtype)
-        step, _ = make_step(network, accumulate=len(batch) if isinstance(batch, list) else 1, **options)
-        return step(1, batch if isinstance(batch, list) else [batch], lr=1e-30), step, network
+        step, _ = make_step(network, accumulate=len(batches), **options)
+        return step(1, batches, lr=1e-30), step, network
 
     @staticmethod
     def norm(arrays) -> float:
         return math.sqrt(sum(float((each.asnumpy().astype(np.float64) ** 2).sum()) for each in arrays))
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_the_norm_is_that_of_all_gradients(self, batch, dtype):
-        result, step, network = self.stepped(batch, dtype)
+    def test_the_norm_is_that_of_all_gradients(self, dtype):
+        result, step, network = self.stepped(BATCH, dtype=dtype)
         names, squares = network.counted_squares()
         of_layers = [
             f"encoder.transformer_cells.{layer}.{kind}.weight" for layer in range(3) for kind in KINDS
@@ -250,36 +231,26 @@ class TestCountedNorm:
         assert math.sqrt(squares.asscalar()) == pytest.approx(self.norm(counted), rel=1e-6)
         assert result.grad_norm == pytest.approx(self.norm(step.gradients), rel=1e-6)
 
-    def test_a_norm_whose_square_is_beyond_float32(self, batch):
-        result, step, network = self.stepped(batch, scaler=StaticScaler(1e30))
+    def test_a_norm_whose_square_is_beyond_float32(self):
+        result, step, network = self.stepped(BATCH, scaler=StaticScaler(1e30))
         assert math.isinf(network.counted_squares()[1].asscalar())
-        assert result.applied and result.grad_norm == pytest.approx(
-            self.norm(step.gradients) / 1e30, rel=1e-5
-        )
+        expected = self.norm(step.gradients) / 1e30
+        assert result.applied and result.grad_norm == pytest.approx(expected, rel=1e-5)
 
     @pytest.mark.parametrize("value", [math.inf, math.nan])
-    def test_a_gradient_that_is_not_finite(self, batch, value):
-        poisoned = batch.masked_weights.copy()
-        poisoned[1, 0] = value
-        result, *_ = self.stepped(batch._replace(masked_weights=poisoned))
+    def test_a_gradient_that_is_not_finite(self, value):
+        result, *_ = self.stepped(poisoned(value))
         assert not result.applied and not math.isfinite(result.grad_norm)
 
-    def test_sums_of_micro_batches_are_not_counted(self, batch):
-        result, step, _ = self.stepped([batch, batch._replace(masked_ids=batch.masked_ids[::-1].copy())])
+    def test_sums_of_micro_batches_are_not_counted(self):
+        result, step, _ = self.stepped(BATCH, BATCH._replace(masked_ids=BATCH.masked_ids[::-1].copy()))
         assert result.grad_norm == pytest.approx(self.norm(step.gradients), rel=1e-6)
 
 
 class TestSkipping:
-    @pytest.fixture
-    def good(self):
-        return random_batch(np.random.default_rng(4), 3, 12, 4, least_masked=1)
-
-    @pytest.mark.parametrize("value", [math.inf, math.nan])
-    @pytest.mark.parametrize("accumulate", [1, 3])
-    def test_a_gradient_that_is_not_finite_changes_nothing(self, good, value, accumulate):
-        poisoned = good.masked_weights.copy()
-        poisoned[1, 0] = value
-        bad = good._replace(masked_weights=poisoned)
+    @pytest.mark.parametrize("value, accumulate", [(math.inf, 1), (math.nan, 3)])
+    def test_a_gradient_that_is_not_finite_changes_nothing(self, value, accumulate):
+        good, bad = BATCH, poisoned(value)
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
         step, optimizer = make_step(network, accumulate=accumulate, scaler=scaler)
         assert step(1, [good] * accumulate, lr=0.01).applied  # moments that are not zero
@@ -299,38 +270,38 @@ class TestSkipping:
         assert all(np.isfinite(array).all() for array in weights(network).values())
         assert int(optimizer.state()["t"]) == 2
 
-    def test_a_step_that_is_bad_on_another_rank_is_skipped_here_too(self, good):
+    def test_a_step_that_is_bad_on_another_rank_is_skipped_here_too(self):
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
         communicator = Disagreeing(False, True, True)
         step, optimizer = make_step(network, scaler=scaler, communicator=communicator)
         before, states = weights(network), state_arrays(optimizer)
-        result = step(1, [good], lr=0.01)
+        result = step(1, [BATCH], lr=0.01)
         assert communicator.asked == [[True, True, True]], "this rank's gradient was finite"
         assert not result.applied and result.keep_going and math.isfinite(result.grad_norm)
         assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
         assert scaler.scale == 512.0
 
-    def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self, good):
+    def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self):
         """The scale has nothing to do with it; loss and norm are judged without it."""
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
-        expected = make_step(tiny_network(spread=SPREAD))[0](1, [good], lr=0.01)
+        expected = make_step(tiny_network(spread=SPREAD))[0](1, [BATCH], lr=0.01)
         step, optimizer = make_step(network, scaler=scaler)
         judged, before, states = [], weights(network), state_arrays(optimizer)
         step._settings = replace(step._settings, off=lambda *values: judged.append(values) or "it is off")
-        result = step(1, [good], lr=0.01)
+        result = step(1, [BATCH], lr=0.01)
         assert not result.applied and result.skipped == "it is off" and scaler.scale == 1024.0
         assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
         assert judged == [(result.loss, result.grad_norm)]
         assert judged[0] == pytest.approx((expected.loss, expected.grad_norm), rel=1e-5)
-        sums, counts = result.sums.asnumpy(), TASK.count([good])
+        sums, counts = result.sums.asnumpy(), TASK.count([BATCH])
         loss = sums[TASK.sums.index(TASK.judged[0])] / counts[TASK.denominators.index(TASK.judged[1])]
         assert result.loss == pytest.approx(loss, rel=1e-6)
 
-    def test_all_ranks_stop_together_after_the_step(self, good):
+    def test_all_ranks_stop_together_after_the_step(self):
         """The step of a rank that was told nothing is made, and then it stops with the others."""
         network = tiny_network(spread=SPREAD)
         step, optimizer = make_step(network, communicator=Disagreeing(True, False, True))
-        result = step(1, [good], lr=0.01)
+        result = step(1, [BATCH], lr=0.01)
         assert result.applied and not result.keep_going and optimizer.t == 1
 
 
@@ -338,13 +309,11 @@ class TestDropout:
     def gradient(self, step_number: int, seed: int = 0, rank: int = 0, dropout: float = 0.1) -> dict:
         """Of one step by a network that has already drawn other masks."""
         network = tiny_network(dropout=dropout, spread=SPREAD)
-        batch = random_batch(np.random.default_rng(7), 4, 12, 4, least_masked=1)
-        step, _ = make_step(
-            network, random_seed_of=lambda step, number: dropout_seed(seed, step, rank + number)
-        )
+        seeds = lambda step, number: dropout_seed(seed, step, rank + number)  # noqa: E731
+        step, _ = make_step(network, random_seed_of=seeds)
         mx.random.seed(step_number * 17)
-        step(step_number + 5, [batch], lr=1e-30)
-        step(step_number, [batch], lr=1e-30)
+        step(step_number + 5, [BATCH], lr=1e-30)
+        step(step_number, [BATCH], lr=1e-30)
         return gradients(network)
 
     def test_the_step_decides_the_masks(self):
@@ -358,12 +327,11 @@ class TestDropout:
 
     def test_micro_batches_of_a_step_have_masks_of_their_own(self):
         network = tiny_network(dropout=0.1, spread=SPREAD)
-        batch = random_batch(np.random.default_rng(7), 4, 12, 4, least_masked=1)
         twice, _ = make_step(network, accumulate=2)
-        twice(1, [batch, batch], lr=1e-30)
+        twice(1, [BATCH, BATCH], lr=1e-30)
         found = gradients(network)
         once, _ = make_step(network)
-        once(1, [batch], lr=1e-30)
+        once(1, [BATCH], lr=1e-30)
         assert relative_difference(found, gradients(network)) > 1e-3
 
     def test_seeds_differ_by_seed_step_and_rank(self):

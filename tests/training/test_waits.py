@@ -111,7 +111,7 @@ def test_one_process_waits_for_nobody():
 )
 def test_a_slow_rank_is_measured_and_named(tmp_path, launcher, ranks, slow, function):
     seconds = 0.5
-    words = command(tmp_path / "run", "--num_steps", 2 * STEPS, "--log_interval", STEPS, "--seed", "3")
+    words = command(tmp_path / "run", "--num_steps", STEPS, "--log_interval", STEPS // 2, "--seed", "3")
     code = patched(ROOT / SCRIPTS[launcher], SLOW.format(seconds=seconds, rank=slow, function=function))
     result = run_ranks(code, ranks, launcher, args=words).check()
     said = re.findall(r"warning: rank (\d+) is slow: the others have waited for it (\d+)%", result.stderr)

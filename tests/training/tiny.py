@@ -18,12 +18,27 @@ from tasks.pretraining.task import Pretraining
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import StaticScaler
 from training.optimizer.update_rule import Rule
+from training.report import Reporter
 from training.start.restoring import live_arrays
 from training.step import StepSettings, TrainStep
 
 MODEL = "bert_2_32_4"
 VOCAB_SIZE = 50
 TASK = Pretraining()
+
+
+class Heard(Reporter):
+    """Keeps what a run says to people."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def tiny_network(

@@ -11,9 +11,8 @@ from tests.tasks.heads import (
     CONFIG,
     SETTINGS,
     Parameters,
-    check_gradients,
+    check_task,
     network_of,
-    run,
     texts,
     values_of,
 )
@@ -44,21 +43,12 @@ def reference(task: Classification, parameters: Parameters, factor: float) -> tu
     return total * factor, [total, right], outputs
 
 
-@pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
-def operators(request):
-    return request.param
-
-
+@pytest.mark.parametrize("operators", SETTINGS, ids="-".join)
 @pytest.mark.parametrize("name", TASKS)
 def test_loss_sums_outputs_and_gradients_are_the_references(name, operators):
     task = TASKS[name]
     network = network_of(task, *operators)
-    loss, sums, outputs = run(task, network, batch_of(task), 1 / 3)
-    expected, expected_sums, expected_outputs = reference(task, values_of(network), 1 / 3)
-    assert loss == pytest.approx(expected, rel=1e-5)
-    np.testing.assert_allclose(sums, expected_sums, rtol=1e-5)
-    np.testing.assert_allclose(outputs, expected_outputs, rtol=1e-4, atol=1e-5)
-    check_gradients(network, lambda parameters: reference(task, parameters, 1 / 3)[0])
+    check_task(task, network, batch_of(task), lambda parameters: reference(task, parameters, 1 / 3))
 
 
 def test_both_operators_have_the_same_parameters():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,27 +10,11 @@ import finetune_classifier
 import results
 from base.errors import InputError
 from tests.finetuned import classifier, write_data
-from training.finetuning import several
 from training.results.members import read_plan
 from training.results.record import FINISHED, read_result
 from training.results.summary import read_members
 
 SEARCH = ["--seeds", "2", "--search", "lr=3e-3,1e-4"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def as_before():
-    """Signal handlers and variables as before these tests, which run the script in this process, where other
-    tests have imported MXNet: the number of threads is theirs."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    handlers, environ = [signal.getsignal(number) for number in numbers], dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(several, "set_threads", lambda: 1)
-        yield
-    for number, handler in zip(numbers, handlers):
-        signal.signal(number, handler)
-    os.environ.clear()
-    os.environ.update(environ)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +78,7 @@ def test_bad_options_come_before_any_work(data, tmp_path):
 
 
 def test_a_folder_with_other_runs_is_left_alone(data, searched):
-    with pytest.raises(InputError, match="--resume goes on"):
+    with pytest.raises(InputError, match="holds 4 runs .* --resume goes on"):
         finetune_classifier.main(command(data, searched, *SEARCH))
     with pytest.raises(InputError, match="--clip_norm 2.0: the runs in .* have 1.0"):
         finetune_classifier.main(command(data, searched, *SEARCH, "--resume", "--clip_norm", "2"))

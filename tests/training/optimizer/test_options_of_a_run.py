@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
-import pytest
 
-from bert.configuration import OPERATORS_LIBRARY
 from bert.weights.params_file import read_index
 from tests.training.small_runs import trained
 from training.optimizer.optimizer import is_excluded
@@ -19,12 +15,9 @@ WORDS = (
 GIVEN = {"beta1": 0.7, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.3}
 
 
-@pytest.mark.parametrize("operators", ["mxnet", "fused"])
-def test_a_step_has_the_numbers_that_are_given(operators, tmp_path):
-    if operators == "fused" and not os.path.exists(OPERATORS_LIBRARY):
-        pytest.skip("the fused operators have not been built")
+def test_a_step_has_the_numbers_that_are_given(tmp_path):
     options = [word for name, value in GIVEN.items() for word in (f"--{name}", value)]
-    assert trained(tmp_path / "run", *WORDS, *options, "--operators", operators) == 0
+    assert trained(tmp_path / "run", *WORDS, *options) == 0
     weights, means, variances = [], [], []
     for step in (1, 2):
         with np.load(tmp_path / f"run/{step:07d}.states.npz") as states:

@@ -12,11 +12,8 @@ from training.optimizer.scaler import DynamicScaler, SkipCounter, StaticScaler
     "steps, scales",
     [
         # g: finite, b: not. From 8, doubled after 3 good steps in a row, floor 1, ceiling 32.
-        ("ggg", [8, 8, 16]),
-        ("gggggg", [8, 8, 16, 16, 16, 32]),
         ("ggbggg", [8, 8, 4, 4, 4, 8]),  # a bad step starts the count again
         ("gbgbg", [8, 4, 4, 2, 2]),
-        ("bbbbb", [4, 2, 1, 1, 1]),
         ("bbbbggg", [4, 2, 1, 1, 1, 1, 2]),
         ("gggggggggggg", [8, 8, 16, 16, 16, 32, 32, 32, 32, 32, 32, 32]),
     ],
@@ -53,20 +50,14 @@ def test_dynamic_state_goes_through_json_and_continues_alike() -> None:
         assert first.state() == second.state()
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"kind": "static", "scale": 1.0},
-        {"kind": "dynamic", "scale": 8.0, "good_steps": 2000},
-    ],
-)
-def test_impossible_dynamic_state_changes_nothing(state: dict) -> None:
+def test_impossible_dynamic_state_changes_nothing() -> None:
     scaler = DynamicScaler()
     before = scaler.state()
-    with pytest.raises(InputError, match="checkpoint"):
-        scaler.restore(state)
-    assert scaler.state() == before
+    dynamic = {"kind": "dynamic", "scale": 8.0, "good_steps": 2000}
+    for state in ({}, {"kind": "static", "scale": 1.0}, dynamic):
+        with pytest.raises(InputError, match="checkpoint"):
+            scaler.restore(state)
+        assert scaler.state() == before
 
 
 def test_static_scale() -> None:
@@ -102,15 +93,10 @@ def test_skip_counter_state() -> None:
 
 
 def test_wrong_arguments() -> None:
-    for arguments in (
-        {"initial": 0.5},
-        {"factor": 1.0},
-        {"growth_interval": 0},
-        {"ceiling": 2.0},
-        {"floor": 0.0},
-    ):
+    wrong = {"initial": 0.5, "factor": 1.0, "growth_interval": 0, "ceiling": 2.0, "floor": 0.0}
+    for name, value in wrong.items():
         with pytest.raises(ValueError):
-            DynamicScaler(**arguments)
+            DynamicScaler(**{name: value})
     for scale in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError):
             StaticScaler(scale)

@@ -20,18 +20,11 @@ from training.pipeline.placement import (
 )
 
 
-def test_intra_first_is_node_major() -> None:
+def test_intra_first_is_node_major_and_inter_first_gpu_major() -> None:
     assert replica_groups([2, 2], 2, INTRA_FIRST) == ((0, 1), (2, 3))
     assert stage_groups([2, 2], 2, INTRA_FIRST) == ((0, 2), (1, 3))
-    assert replica_groups([3, 3, 3], 3, INTRA_FIRST) == ((0, 1, 2), (3, 4, 5), (6, 7, 8))
-    assert replica_groups([4], 2, INTRA_FIRST) == ((0, 1), (2, 3))
-
-
-def test_inter_first_is_gpu_major() -> None:
     assert replica_groups([2, 2], 2, INTER_FIRST) == ((0, 2), (1, 3))
     assert stage_groups([2, 2], 2, INTER_FIRST) == ((0, 1), (2, 3)), "averages stay inside a host"
-    assert replica_groups([3, 3, 3], 3, INTER_FIRST) == ((0, 3, 6), (1, 4, 7), (2, 5, 8))
-    assert replica_groups([2, 2], 4, INTER_FIRST) == ((0, 2, 1, 3),)
     assert replica_groups([2, 2, 2], 2, INTER_FIRST) == ((0, 2), (4, 1), (3, 5))
 
 
@@ -76,13 +69,10 @@ def test_unequal_hosts_in_inter_first_are_passed_over_when_they_are_full() -> No
         ([4, 3], 3, "7 processes are not a multiple of 3; start 6 or 9"),
     ],
 )
-def test_other_sizes_are_rejected_with_those_that_would_do(
-    slots: list[int], stages: int, message: str
-) -> None:
+def test_other_sizes_are_rejected_with_those_that_would_do(slots, stages, message) -> None:
     for placement in PLACEMENTS:
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=message):
             coordinates_of(0, slots, stages, placement)
-        assert message in str(error.value)
 
 
 def test_hosts_follow_from_the_ranks() -> None:
@@ -120,9 +110,8 @@ def test_warnings_name_the_slow_links() -> None:
     assert "between hosts in replica 1, stage 0 to 1 (rank 2 on a to rank 3 on b)" in first
     assert "gradients of stage 1 are averaged between hosts" in second
     (only,) = placement_warnings([Host("a", 3), Host("b", 3)], 2, INTRA_FIRST)
-    assert (
-        "3 ranks a host, 2 stages" in only and "replica 1, stage 0 to 1 (rank 2 on a to rank 3 on b)" in only
-    )
+    assert "3 ranks a host, 2 stages" in only
+    assert "replica 1, stage 0 to 1 (rank 2 on a to rank 3 on b)" in only
     (only, averages) = placement_warnings(hosts, 2, INTER_FIRST)
     assert "replica 0, stage 0 to 1 (rank 0 on a to rank 3 on b)" in only and "stage 1" in averages
     many = placement_warnings([Host(f"n{index}", 3) for index in range(16)], 2, INTRA_FIRST)

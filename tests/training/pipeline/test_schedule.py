@@ -47,17 +47,10 @@ def test_micro_batches_in_flight(stages, count):
         return greatest
 
     for stage in range(stages):
-        assert most(ONE_F_ONE_B, stage) == min(stages - stage, count)
-        assert most(GPIPE, stage) == count
-
-
-def test_micro_batches_kept() -> None:
-    """1F1B's grow with p - i, GPipe's with m."""
-    one, two = PipelineConfig(4), PipelineConfig(4, schedule="gpipe")
-    assert [micro_batches_kept(one, 8, stage) for stage in range(4)] == [4, 3, 2, 1]
-    assert [micro_batches_kept(one, 2, stage) for stage in range(4)] == [2, 2, 2, 1]
-    assert [micro_batches_kept(two, 8, stage) for stage in range(4)] == [8, 8, 8, 8]
-    assert micro_batches_kept(PipelineConfig(), 8, 0) == 1
+        for schedule, held in ((ONE_F_ONE_B, min(stages - stage, count)), (GPIPE, count)):
+            assert most(schedule, stage) == held
+            kept = micro_batches_kept(PipelineConfig(stages, schedule=schedule), count, stage)
+            assert kept == (held if stages > 1 else 1)
 
 
 def test_the_bubble() -> None:

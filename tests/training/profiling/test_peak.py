@@ -11,11 +11,9 @@ import pytest
 
 from bert.operators import choose_operators
 from tests.training import small_runs
-from tests.training.small_runs import SANE, handlers, trained
+from tests.training.small_runs import SANE, trained
 from training import utilisation
 from training.profiling.peak import ROWS, matrix_peak
-
-__all__ = ["handlers"]  # a fixture of this module too
 
 
 def numpys_rate() -> float:

@@ -15,7 +15,6 @@ from base.errors import InputError, NotFiniteError
 from base.options import add_options, options_in
 from comm.local import LocalCommunicator
 from tests.training.results.made import TUNED, written
-from tests.training.small_runs import handlers
 from training.results.members import (
     MEMBERS_FILE,
     MOST,
@@ -32,8 +31,6 @@ from training.results.members import (
     write_plan,
 )
 from training.results.record import FAILED, FINISHED, NO_MEMORY, NOT_FINITE, UNFINISHED
-
-__all__ = ["handlers"]  # a fixture for all tests of this module
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -56,10 +53,8 @@ class TestOptions:
             parsed(f"--seeds={text}")
 
     def test_search(self):
-        assert parsed("--search", "lr=2e-5,3e-5", "epochs=2").search == [
-            ("lr", ("2e-5", "3e-5")),
-            ("epochs", ("2",)),
-        ]
+        found = parsed("--search", "lr=2e-5,3e-5", "epochs=2").search
+        assert found == [("lr", ("2e-5", "3e-5")), ("epochs", ("2",))]
 
     @pytest.mark.parametrize(
         "text", ["lr", "lr=", "lr=1,,2", "lr=1,1", "output_dir=a,b", "seed=1,2", "lr=../x", "=1"]
@@ -75,27 +70,20 @@ class TestMembers:
 
     def test_seeds_begin_with_the_one_given(self):
         found = members_of(3, None, 40)
-        assert [(each.name, each.seed) for each in found] == [
-            ("seed_40", 40), ("seed_41", 41), ("seed_42", 42),
-        ]  # fmt: skip
+        assert found == [Member(f"seed_{seed}", seed, {}) for seed in (40, 41, 42)]
         assert found[1].words == ["--seed", "41"]
         assert [each.seed for each in members_of((7, 1), None, None)] == [7, 1]
 
     def test_every_combination_and_of_each_all_seeds(self):
         found = members_of(2, [("lr", ("2e-5", "3e-5")), ("epochs", ("2", "3"))], None)
-        assert [each.name for each in found[:3]] == [
-            "lr_2e-5-epochs_2-seed_0",
-            "lr_2e-5-epochs_2-seed_1",
-            "lr_2e-5-epochs_3-seed_0",
-        ]
+        names = ["lr_2e-5-epochs_2-seed_0", "lr_2e-5-epochs_2-seed_1", "lr_2e-5-epochs_3-seed_0"]
+        assert [each.name for each in found[:3]] == names
         assert len({each.name for each in found}) == 8
         assert found[-1].words == ["--lr", "3e-5", "--epochs", "3", "--seed", "1"]
 
     def test_a_search_without_seeds_has_the_runs_own(self):
-        assert members_of(None, [("lr", ("1", "2"))], 9) == [
-            Member("lr_1", 9, {"lr": "1"}),
-            Member("lr_2", 9, {"lr": "2"}),
-        ]
+        found = members_of(None, [("lr", ("1", "2"))], 9)
+        assert found == [Member(f"lr_{lr}", 9, {"lr": lr}) for lr in ("1", "2")]
 
     def test_what_contradicts_itself(self):
         with pytest.raises(InputError, match="--seed 3 beside --seeds 1,2"):
@@ -115,29 +103,13 @@ class TestPlan:
         found = read_plan(str(tmp_path))
         assert list(found.members) == PLAN.members and found.options == {"lr": 3e-5, "files": ["a", "b"]}
         check_plan(str(tmp_path), PLAN, resume=True)
+        with pytest.raises(InputError, match="fixed beforehand"):
+            check_plan(str(tmp_path), Plan(members_of(4, None, None), PLAN.options), resume=True)
 
     def test_an_empty_folder_and_none(self, tmp_path):
         check_plan(str(tmp_path), PLAN, resume=False)
         check_plan(str(tmp_path / "new"), PLAN, resume=True)
         assert not has_plan(str(tmp_path))
-
-    def test_a_folder_with_runs_needs_resume(self, tmp_path):
-        write_plan(str(tmp_path), PLAN)
-        with pytest.raises(InputError, match="holds 3 runs .* --resume goes on"):
-            check_plan(str(tmp_path), PLAN, resume=False)
-
-    def test_a_single_run_is_not_mixed_with_many(self, tmp_path):
-        written(tmp_path, TUNED)
-        with pytest.raises(InputError, match="holds a run without --seeds"):
-            check_plan(str(tmp_path), PLAN, resume=True)
-
-    def test_other_options_and_other_members(self, tmp_path):
-        write_plan(str(tmp_path), PLAN)
-        other = Plan(PLAN.members, {**PLAN.options, "lr": 5e-5})
-        with pytest.raises(InputError, match="--lr 5e-05: the runs in .* have 3e-05"):
-            check_plan(str(tmp_path), other, resume=True)
-        with pytest.raises(InputError, match="fixed beforehand"):
-            check_plan(str(tmp_path), Plan(members_of(4, None, None), PLAN.options), resume=True)
 
     @pytest.mark.parametrize(
         "content",
@@ -195,13 +167,6 @@ class TestDriver:
         assert (code, names) == (0, ["seed_0", "seed_1", "seed_2"])
         assert notes[0] == "run 1 of 3: seed_0" and communicator.forgotten == 2
         assert has_plan(str(tmp_path / "new"))
-
-    def test_what_has_ended_is_not_run_again(self, tmp_path):
-        assert driven(tmp_path, 0, 143)[0] == 143
-        code, names, notes, _ = driven(tmp_path, 0, 0)
-        assert (code, names) == (0, ["seed_1", "seed_2"])
-        assert notes[:2] == ["1 of 3 runs have ended before", "run 2 of 3: seed_1"]
-        assert driven(tmp_path)[:2] == (0, [])
 
     def test_a_run_that_is_not_finite_is_followed_by_the_next(self, tmp_path):
         code, names, notes, _ = driven(tmp_path, 0, NotFiniteError("step 9"), 0)

@@ -12,7 +12,7 @@ SCRIPT, ENV = ROOT / "finetune_classifier.py", {"OMP_NUM_THREADS": "1"}
 def test_killed_in_the_second_and_resumed(tmp_path):
     write_data(tmp_path)
     folder = tmp_path / "members"
-    given = {"seed": None, "seeds": 3, "num_steps": 40, "ckpt_interval": 3, "resume": True}
+    given = {"seed": None, "seeds": 3, "num_steps": 18, "ckpt_interval": 3, "resume": True}
     words = classifier(tmp_path, folder, **given)
     second = folder / "seed_1"
     with start_ranks(SCRIPT, 2, "mpirun", args=words, env=ENV) as run:
@@ -27,6 +27,6 @@ def test_killed_in_the_second_and_resumed(tmp_path):
     assert (folder / "seed_0" / "results.json").read_bytes() == first
     for number in (0, 1, 2):
         found = read_result(str(folder / f"seed_{number}"))
-        assert (found.status, found.steps, found.seed) == (FINISHED, 40, number)
+        assert (found.status, found.steps, found.seed) == (FINISHED, 18, number)
         assert (found.backend, found.world_size, found.hosts) == ("horovod", 2, 1)
     assert len({read_result(str(path)).parameters for path in folder.glob("seed_*")}) == 3

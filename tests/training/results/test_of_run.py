@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import results
 from base.errors import InputError, NotFiniteError
 from base.files import sha256_of
-from comm.local import LocalCommunicator
-from tests.training.small_runs import handlers, train
+from tests.training.small_runs import Stopping, train
+from tests.training.test_checkpoint_facts import signed
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
@@ -23,7 +22,6 @@ from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, ha
 from training.results.summary import read_members
 from training.stopping import StopRequest
 
-__all__ = ["handlers"]  # a fixture for all tests of this module
 TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),
     *("--max_seq_length", "16", "--num_steps", "6", "--lr", "0.01", "--warmup_ratio", "0.2"),
@@ -36,34 +34,14 @@ def trained(folder: Path, *words: str, communicator: Any = None, stop: StopReque
     return train([*TINY, "--ckpt_dir", str(folder), *words], communicator, stop)
 
 
-class Interrupting(LocalCommunicator):
-    """Sends this process a signal at one of its steps, which agree on whether to go on."""
-
-    def __init__(self, at: int):
-        self.left = at
-
-    def all_agree(self, flags: Any) -> list[bool]:
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGTERM)
-        return super().all_agree(flags)
+BOTH = ["--stages", "both", "--max_seq_length", "16,32", "--dummy_data_len", "16,32", "--num_steps", "6,3"]
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> Path:
     """A run of both stages."""
     folder = tmp_path_factory.mktemp("both")
-    words = [
-        "--stages",
-        "both",
-        "--max_seq_length",
-        "16,32",
-        "--dummy_data_len",
-        "16,32",
-        "--num_steps",
-        "6,3",
-    ]
-    assert trained(folder, *words) == 0
+    assert trained(folder, *BOTH) == 0
     return folder
 
 
@@ -80,7 +58,7 @@ def diverged(tmp_path_factory) -> Path:
 def interrupted(tmp_path_factory) -> tuple[Path, Result]:
     """A run that a signal has stopped after step 4, its results then, and the run resumed to its end."""
     folder = tmp_path_factory.mktemp("interrupted")
-    assert trained(folder, communicator=Interrupting(at=3)) == 143
+    assert trained(folder, communicator=Stopping(3, True)) == 143
     before = read_result(str(folder))
     assert trained(folder, "--resume") == 0
     return folder, before
@@ -97,16 +75,14 @@ class TestBothStages:
             assert stage.speed.train_s == of_stage[-1]["training_s"]
         plans = [(each.steps, each.num_steps, each.max_seq_length) for each in found.stages]
         assert plans == [(6, 6, 16), (3, 3, 32)] and found.batch_size == found.stages[0].batch_size == 2
-        assert found.speed == replace(
-            found.stages[1].speed, train_s=sum(each.speed.train_s for each in found.stages)
-        )
+        seconds = sum(each.speed.train_s for each in found.stages)
+        assert found.speed == replace(found.stages[1].speed, train_s=seconds)
         assert found.wall_s > found.speed.train_s and found.loss == found.stages[1].loss
 
     def test_setting(self, both):
         found = read_result(str(both))
-        assert (found.task, found.model, found.backend, found.device) == (
-            *("pretraining", "bert_1_32_2", "local", "cpu"),
-        )
+        assert (found.task, found.model, found.backend) == ("pretraining", "bert_1_32_2", "local")
+        assert found.device == "cpu"
         assert (found.world_size, found.hosts, found.dtype, found.seed) == (1, 1, "float32", 0)
         assert found.options["num_steps"] == [6, 3] and found.options["lr"] == 0.01
         assert found.versions["mxnet"] and found.machine["cores"] >= 1 and found.machine["cpu"]
@@ -127,8 +103,7 @@ class TestBothStages:
 
     def test_a_call_after_the_end_changes_nothing(self, both):
         before = read_result(str(both))
-        words = ["--stages", "both", "--max_seq_length", "16,32", "--dummy_data_len", "16,32"]
-        assert trained(both, *words, "--num_steps", "6,3", "--resume") == 0
+        assert trained(both, *BOTH, "--resume") == 0
         assert read_result(str(both)) == before
 
 
@@ -152,14 +127,12 @@ class TestEnds:
 
     def test_a_checkpoint_without_whole_time_makes_it_unknown(self, interrupted, tmp_path):
         """As those of an older version."""
-        from training.checkpoint import _checksum
-
         folder, _ = interrupted
         for path in folder.glob("0000006*"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
         manifest = read_manifest(str(tmp_path), 6)
         del manifest["wall_s"]
-        (tmp_path / "0000006.json").write_text(json.dumps({**manifest, "sha256": _checksum(manifest)}))
+        signed(tmp_path / "0000006.json", manifest)
         assert trained(tmp_path, "--resume", "--num_steps", "7") == 0
         found = read_result(str(tmp_path))
         assert (found.status, found.steps, found.wall_s) == (FINISHED, 7, None)
@@ -200,13 +173,14 @@ def test_real_members(tmp_path, capsys):
     """Two seeds of a search of which one setting cannot be trained; a second launch runs the rest."""
     members = members_of(2, [("lr", ("0.01", "1e38"))], None)
     plan, ran = Plan(members), []
+    more = ["--num_steps", "22", "--clip_norm", "0", "--ckpt_interval", "22"]
 
     def run(member: Member, folder: str, stop: StopRequest) -> int:
         ran.append(member.name)
-        words = [*member.words, "--resume", "--num_steps", "22", "--clip_norm", "0", "--ckpt_interval", "22"]
+        words = [*member.words, "--resume", *more]
         return trained(Path(folder), *words, communicator=communicator, stop=stop)
 
-    communicator: Any = Interrupting(at=30)
+    communicator = Stopping(26, True)  # in the second member
     assert run_members(plan, str(tmp_path), run, communicator, print) == 143
     assert ran == ["lr_0.01-seed_0", "lr_0.01-seed_1"] and not has_result(str(tmp_path / members[2].name))
     assert run_members(plan, str(tmp_path), run, communicator, print) == 0
@@ -217,11 +191,8 @@ def test_real_members(tmp_path, capsys):
     assert (first.seed, second.seed) == (0, 1) and first.parameters != second.parameters
 
     alone = tmp_path / "alone"
-    words = ["--lr", "0.01", "--seed", "1", "--num_steps", "22", "--clip_norm", "0", "--ckpt_interval", "22"]
-    assert trained(alone, *words) == 0
-    assert read_result(str(alone)).parameters == second.parameters, (
-        "a member is the run that it would be alone"
-    )
+    assert trained(alone, "--lr", "0.01", "--seed", "1", *more) == 0
+    assert read_result(str(alone)).parameters == second.parameters, "a member is the run it would be alone"
     capsys.readouterr()
     assert results.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out

@@ -26,10 +26,8 @@ def metrics(folder: str, steps: range, restarts: tuple[int, ...] = (), stage_2: 
         line = {"step": step, **stage, "time": step, "mlm_loss": 9 - step / 10, "mlm_loss_se": 0.1}
         line |= {"resumed_at": step - 1} if step - 1 in restarts else {}
         lines.append({**line, "lr": 1e-3 / step, "tokens_per_s": 1e4 + step, "rank_wait_s": {}})
-        if step % 10 == 0:
-            lines.append(
-                {"step": step, **stage, "eval_mlm_loss": 9.1 - step / 10, "eval_f1": 0.5, "eval_s": 1}
-            )
+        evaluated = {"step": step, **stage, "eval_mlm_loss": 9.1 - step / 10, "eval_f1": 0.5, "eval_s": 1}
+        lines += [evaluated] if step % 10 == 0 else []
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (Path(folder) / "metrics.jsonl").write_text(text + '{"step": "x", "mlm_loss": 1}\n[1]\n{"cut off')
 
