@@ -29,12 +29,13 @@ from typing import IO, Any, Callable, Iterator, NamedTuple
 import numpy as np
 
 from base.errors import InputError
-from bert.weights.pickle_data import OPAQUE, DataUnpickler, Global, Source
+from bert.weights.pickle_data import OPAQUE, DataUnpickler, Global
 from bert.weights.tensors import (
     BFLOAT16,
     MAX_DIMENSIONS,
     MAX_NAME,
     Damaged,
+    Source,
     Tensor,
     check_name,
     native,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import IO, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -113,6 +114,44 @@ def read_small(path: str, limit: int) -> bytes:
         if size > limit:
             raise Damaged(f"it has {size} bytes, the limit is {limit}")
         return file.read(size)
+
+
+class Source:
+    """Bytes of a file from where it stands to `end`: as much of a file as the library's unpickler uses.
+    `left`: how many there still are."""
+
+    def __init__(self, file: IO[bytes], end: int):
+        self._file, self.left = file, end - file.tell()
+
+    def skip(self, size: int) -> None:
+        """Passes over `size` bytes. Raises Damaged where there are fewer."""
+        self._count(size)
+        self._file.seek(size, os.SEEK_CUR)
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes. Raises Damaged where there are fewer."""
+        self._count(size)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise Damaged("it ends too early")
+        return data
+
+    def unpack(self, layout: str) -> tuple[int, ...]:
+        """The next numbers. Raises Damaged."""
+        return struct.unpack(layout, self.read(struct.calcsize(layout)))
+
+    def readline(self) -> bytes:
+        """The next line, with its end. Raises Damaged."""
+        data = self._file.readline(min(self.left, MAX_NAME))
+        self.left -= len(data)
+        if not data.endswith(b"\n"):
+            raise Damaged("a name has no end")
+        return data
+
+    def _count(self, size: int) -> None:
+        if not 0 <= size <= self.left:
+            raise Damaged("it ends too early")
+        self.left -= size
 
 
 def shown(name: str) -> str:
