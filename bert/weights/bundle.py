@@ -47,9 +47,9 @@ from bert.weights.tensors import (
     Damaged,
     Tensor,
     as_tensor,
+    bytes_of,
     check_name,
-    check_tensors,
-    little_endian,
+    codes_of,
     read_small,
     reading,
     shown,
@@ -152,13 +152,13 @@ def _size(shard: str) -> int:
 
 def _compare(shard: str, name: str, expected: int, stored: np.ndarray) -> None:
     """Compares a tensor's elements with the checksum in its entry. Raises InputError."""
-    if _crc_of(stored) != expected:
+    if _crc_of(stored.view(np.uint8)) != expected:
         raise InputError(f"{shard}: wrong checksum of {shown(name)}; copy the checkpoint once more")
 
 
-def _crc_of(array: np.ndarray) -> int:
+def _crc_of(content: np.ndarray) -> int:
     # tensorflow/core/lib/hash/crc32c.h, as data.formats.framing.masked_crc, without a copy of the bytes.
-    crc = crc32c.crc32c(array.reshape(-1).view(np.uint8).data)
+    crc = crc32c.crc32c(content.data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -176,9 +176,9 @@ def write_bundle(prefix: str, tensors: Mapping[str, Any]) -> None:
             another shape.
         OSError: from the files.
     """
-    given = {name.encode("utf-8"): as_tensor(source) for name, source in tensors.items()}
-    check_tensors({key.decode("utf-8"): tensor for key, tensor in given.items()}, _NUMBERS, "a checkpoint")
-    if b"" in given:
+    given = {name: as_tensor(source) for name, source in tensors.items()}
+    numbers = codes_of(given, _NUMBERS, "a checkpoint")
+    if "" in given:
         raise ValueError("a tensor of a checkpoint needs a name")
     header_type, entry_type = _message_types()
     entries = [
@@ -186,16 +186,15 @@ def write_bundle(prefix: str, tensors: Mapping[str, Any]) -> None:
     ]
     offset = 0
     with replacing(f"{prefix}.data-00000-of-00001") as file:
-        for key, tensor in sorted(given.items()):
-            array = little_endian(tensor, key.decode("utf-8"))
-            entry = entry_type(dtype=_NUMBERS[array.dtype], offset=offset, size=array.nbytes)
+        for key, name in sorted((name.encode("utf-8"), name) for name in given):
+            content = bytes_of(given[name], name)
+            entry = entry_type(dtype=numbers[name], offset=offset, size=len(content), crc32c=_crc_of(content))
             entry.shape.SetInParent()  # a scalar's shape has no dimensions, but is there
-            for size in array.shape:
+            for size in given[name].shape:
                 entry.shape.dim.add(size=size)
-            entry.crc32c = _crc_of(array)
             entries.append((key, entry.SerializeToString(deterministic=True)))
-            file.write(array.reshape(-1).view(np.uint8).data)
-            offset += array.nbytes
+            file.write(content.data)
+            offset += len(content)
     with replacing(prefix + INDEX) as file:
         file.write(write_table(entries))
 

@@ -174,8 +174,8 @@ def to_numpy(array: Any) -> np.ndarray:
     return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
 
 
-def little_endian(tensor: Tensor, name: str) -> np.ndarray:
-    """Elements to write: read now, contiguous, little-endian, of the shape and dtype that were announced.
+def bytes_of(tensor: Tensor, name: str) -> np.ndarray:
+    """Elements to write, read now: as bytes, little-endian, of the shape and dtype that were announced.
 
     Raises:
         ValueError: `read` returns another shape or dtype than the tensor has.
@@ -183,15 +183,17 @@ def little_endian(tensor: Tensor, name: str) -> np.ndarray:
     array = tensor.read()
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise ValueError(f"{name} is {array.dtype} {array.shape}, announced as {tensor.dtype} {tensor.shape}")
-    # Not ascontiguousarray, which gives a scalar a dimension.
-    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8)
 
 
-def check_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[np.dtype, Any], format: str) -> None:
-    """Raises ValueError for a tensor of a dtype that `dtypes` lacks, before anything is written."""
+def codes_of(tensors: Mapping[str, Tensor], dtypes: Mapping[np.dtype, Any], format: str) -> dict[str, Any]:
+    """What a format calls the dtype of each tensor. Raises ValueError for one that `dtypes` lacks."""
+    codes = {}
     for name, tensor in tensors.items():
-        if np.dtype(tensor.dtype).newbyteorder("<") not in dtypes:
+        codes[name] = dtypes.get(tensor.dtype.newbyteorder("<"))
+        if codes[name] is None:
             raise ValueError(f"{name}: {format} cannot hold {tensor.dtype}")
+    return codes
 
 
 def check_name(name: str, known: Mapping[str, Any]) -> None:
