@@ -78,10 +78,7 @@ def missing(needs: Sequence[Need]) -> list[str]:
     if not absent:
         return []
     listed = ", ".join(need.what for need in absent)
-    if (
-        shutil.which("dpkg-query", path=SEARCH_PATH) is None
-        or shutil.which("apt-get", path=SEARCH_PATH) is None
-    ):
+    if not (_tool("dpkg-query")() and _tool("apt-get")()):
         raise SetupError(f"missing: {listed}. Install them with this system's package manager.")
     for need in absent:
         if _installed(need.package):
