@@ -76,6 +76,20 @@ _TRAILER = 5
 _RESTART_INTERVAL = 16  # entries
 
 _Field = descriptor_pb2.FieldDescriptorProto
+# The messages' fields, their numbers, and types of protobuf's or names of messages.
+_MESSAGES = {
+    "Version": {"producer": (1, "int32")},
+    # endianness, and an entry's dtype: enumerations, which are written as integers
+    "Header": {"num_shards": (1, "int32"), "endianness": (2, "int32"), "version": (3, "Version")},
+    "Dimension": {"size": (1, "int64")},
+    "Shape": {"dim": (2, "Dimension"), "unknown_rank": (3, "bool")},
+    "Slice": {"extent": (1, "bytes")},
+    "Entry": {
+        **{"dtype": (1, "int32"), "shape": (2, "Shape"), "shard_id": (3, "int32"), "offset": (4, "int64")},
+        **{"size": (5, "int64"), "crc32c": (6, "fixed32"), "slices": (7, "Slice")},
+    },
+}
+_REPEATED = ("dim", "extent", "slices")
 
 
 def read_index(path: str) -> dict[str, Tensor]:
@@ -207,29 +221,15 @@ def _message_types() -> tuple[Any, Any]:
     package = "tensor_bundle"
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
 
-    def add(message: str, name: str, number: int, kind: Any, repeated: bool = False) -> None:
-        found = next((each for each in file.message_type if each.name == message), None)
-        field = (found or file.message_type.add(name=message)).field.add(name=name, number=number)
-        field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-        field.type = _Field.TYPE_MESSAGE if isinstance(kind, str) else kind
-        if isinstance(kind, str):
-            field.type_name = f".{package}.{kind}"
-
-    add("Version", "producer", 1, _Field.TYPE_INT32)
-    add("Header", "num_shards", 1, _Field.TYPE_INT32)
-    add("Header", "endianness", 2, _Field.TYPE_INT32)  # an enumeration, which is written as an integer
-    add("Header", "version", 3, "Version")
-    add("Dimension", "size", 1, _Field.TYPE_INT64)
-    add("Shape", "dim", 2, "Dimension", repeated=True)
-    add("Shape", "unknown_rank", 3, _Field.TYPE_BOOL)
-    add("Slice", "extent", 1, _Field.TYPE_BYTES, repeated=True)
-    add("Entry", "dtype", 1, _Field.TYPE_INT32)  # an enumeration
-    add("Entry", "shape", 2, "Shape")
-    add("Entry", "shard_id", 3, _Field.TYPE_INT32)
-    add("Entry", "offset", 4, _Field.TYPE_INT64)
-    add("Entry", "size", 5, _Field.TYPE_INT64)
-    add("Entry", "crc32c", 6, _Field.TYPE_FIXED32)
-    add("Entry", "slices", 7, "Slice", repeated=True)
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, (number, kind) in fields.items():
+            field = described.field.add(name=name, number=number)
+            field.label = _Field.LABEL_REPEATED if name in _REPEATED else _Field.LABEL_OPTIONAL
+            if kind in _MESSAGES:
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     header, entry = (pool.FindMessageTypeByName(f"{package}.{name}") for name in ("Header", "Entry"))
