@@ -177,13 +177,14 @@ def _sizes(
 ) -> tuple[BertConfig, list[str]]:
     """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
     cells = {layer for layer in map(layer_of, tensors) if layer is not None}
-    for name, axes in ((EMBEDDING, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
+    needed = (EMBEDDING, "encoder.position_weight", _FIRST_FFN)
+    if not tensors.keys() & needed:
+        some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
+        raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
+    for name in needed:
         if name not in tensors:
-            if not any(each in tensors for each in (EMBEDDING, "encoder.position_weight", _FIRST_FFN)):
-                some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
-                raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
             raise InputError(f"{source} lacks {name} (GluonNLP's name of it), without which it is no BERT")
-        if len(tensors[name].shape) != axes:
+        if len(tensors[name].shape) != 2:
             _check(source, named.called.get(name, name), tensors[name], None)
     units = tensors[EMBEDDING].shape[1]
     types = tensors.get("token_type_embed.0.weight")
