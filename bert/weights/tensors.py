@@ -187,7 +187,7 @@ def bytes_of(tensor: Tensor, name: str) -> np.ndarray:
 
 
 def codes_of(tensors: Mapping[str, Tensor], dtypes: Mapping[np.dtype, Any], format: str) -> dict[str, Any]:
-    """What a format calls the dtype of each tensor. Raises ValueError for one that `dtypes` lacks."""
+    """The format's own name of each tensor's dtype. Raises ValueError for one that `dtypes` lacks."""
     codes = {}
     for name, tensor in tensors.items():
         codes[name] = dtypes.get(tensor.dtype.newbyteorder("<"))
