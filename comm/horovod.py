@@ -202,12 +202,12 @@ class HorovodCommunicator(_Collectives):
         self._check_divisible()
         for ranks in groups:
             members = list(ranks)
-            process_set = self._process_set(tuple(sorted(members)))
+            process_set = self._set_of(tuple(sorted(members)))
             if self.rank in members:
                 self._groups.append(HorovodGroup(self, process_set, members))
         return self._groups[-1]
 
-    def _process_set(self, members: tuple[int, ...]) -> Any:
+    def _set_of(self, members: tuple[int, ...]) -> Any:
         """Horovod's set of these ranks, which every rank joins in making, and which there is once."""
         if len(members) == 1:
             return None
