@@ -100,15 +100,10 @@ class Environment:
         if not self.record.exists() or not self.python.exists():
             return False
         # Scripts name their interpreter by its full path, so a copy of a clone would run the original's.
-        try:
-            with open(self.venv / "bin" / "pip", errors="replace") as file:
-                if f"{self.venv}/bin/" not in file.read(4096):
-                    return False
-        except OSError:
+        if f"{self.venv}/bin/" not in _head(self.venv / "bin" / "pip"):
             return False
         script = "import sys, pip; print(sys.base_prefix, '.'.join(map(str, sys.version_info[:3])))"
-        command = [str(self.python), "-c", script]
-        answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+        answer = _quietly([str(self.python), "-c", script])
         return answer.returncode == 0 and answer.stdout.decode().strip() == f"{sys.base_prefix} {_version()}"
 
     def _fingerprint(self, cuda: str, open_mpi: str) -> str:
@@ -143,6 +138,18 @@ class Environment:
 def base_python() -> str:
     """The interpreter below any virtual environment, ``.venv`` included, which making it anew would empty."""
     return os.path.realpath(sys.executable)
+
+
+def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def _head(path: Path) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(4096)
+    except OSError:
+        return ""
 
 
 def _version() -> str:

@@ -78,7 +78,10 @@ def missing(needs: Sequence[Need]) -> list[str]:
     if not absent:
         return []
     listed = ", ".join(need.what for need in absent)
-    if not (_tool("dpkg-query")() and _tool("apt-get")()):
+    if (
+        shutil.which("dpkg-query", path=SEARCH_PATH) is None
+        or shutil.which("apt-get", path=SEARCH_PATH) is None
+    ):
         raise SetupError(f"missing: {listed}. Install them with this system's package manager.")
     for need in absent:
         if _installed(need.package):

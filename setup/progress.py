@@ -75,8 +75,7 @@ class Progress:
             SetupError: it failed; shows its first error and names the log file.
             Stopped: ``stopping`` was set meanwhile.
         """
-        with open(self.log, "wb" if self._fresh_log else "ab") as log:
-            self._fresh_log = False
+        with self._open_log() as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
             start = log.tell()
@@ -125,6 +124,11 @@ class Progress:
         if terminal and shown != began:
             self._print("\r\033[K", end="")
         return code
+
+    def _open_log(self) -> IO[bytes]:
+        mode = "wb" if self._fresh_log else "ab"
+        self._fresh_log = False
+        return open(self.log, mode)
 
     def _excerpt(self, start: int) -> str:
         with open(self.log, "rb") as log:

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -48,8 +49,7 @@ def cache_root(env: Mapping[str, str]) -> Path:
 
 def machine_key(cuda: str, open_mpi: str) -> str:
     """Name of the cache folder for one kind of machine, for people as much as for the set-up."""
-    with open("/proc/cpuinfo") as info:
-        cpu = next((line for line in info if line.startswith("flags")), "").split()
+    cpu = set(re.findall(r"\w+", _first_flags_line()))
     parts = [
         f"cp{sys.version_info[0]}{sys.version_info[1]}",
         mxnet_requirement(cuda).replace("==", "-"),
@@ -58,6 +58,11 @@ def machine_key(cuda: str, open_mpi: str) -> str:
         *[flag for flag in VECTOR_FLAGS if flag in cpu],
     ]
     return "_".join(parts)
+
+
+def _first_flags_line() -> str:
+    with open("/proc/cpuinfo") as info:
+        return next((line for line in info if line.startswith("flags")), "")
 
 
 def place(folder: Path, source: Source, pins: Sequence[str]) -> Path:
