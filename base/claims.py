@@ -174,10 +174,9 @@ class Claim:
         """Whether no other process's file has taken the place of this one's."""
         assert self._descriptor is not None
         try:
-            named, own = os.stat(self._path, follow_symlinks=False), os.fstat(self._descriptor)
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._descriptor))
         except OSError:  # removed by hand, or the disk does not answer: nobody else has it
             return True
-        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
 
     def _other(self) -> str:
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
@@ -214,10 +213,9 @@ def _parsed(content: bytes) -> Holder | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     process = values.pop("process")
-    if isinstance(process, bool) or not isinstance(process, int) or not 0 < process < 1 << 31:
+    if type(process) is not int or not 0 < process < 1 << 31:
         return None
-    return Holder(process=process, **values) if all(map(_is_name, values.values())) else None
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
+    for name in values.values():
+        if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.isprintable():
+            return None
+    return Holder(process=process, **values)

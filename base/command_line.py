@@ -9,7 +9,6 @@ Python would also read 1_0, and the digits of other scripts.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import sys
@@ -17,9 +16,7 @@ from typing import Any, Callable, NamedTuple, NoReturn, Sequence, TypeVar
 
 from base.errors import InputError, one_line
 
-MOST = (
-    2**31 - 1
-)  # of whole numbers: MXNet's sizes, and the integers in the libraries' own files, have 32 bits
+MOST = 2**31 - 1  # of whole numbers: MXNet's sizes, and integers in the libraries' own files, have 32 bits
 LARGEST = 3.4028234e38  # of other numbers: float32, in which all of them are used
 MOST_SECONDS = 2_000_000.0  # 23 days; the system's poll() counts milliseconds in 32 bits
 MOST_PROCESSES = 1024  # worker processes and threads: a machine's cores, and far from its limit
@@ -110,7 +107,7 @@ def _number(kind: type[Kind], accepts: Callable[[Kind], bool], wanted: str) -> C
             value = kind(text) if plain else None
         except (ValueError, OverflowError):
             value = None
-        if value is None or not accepts(value):
+        if value is None or not accepts(value):  # a range; no comparison holds for a NaN
             raise argparse.ArgumentTypeError(f"{shown(text)} is not {wanted}")
         return value
 
@@ -136,20 +133,19 @@ def within(least: float, most: float, unit: str = "") -> Callable[[str], float]:
     return _number(float, lambda value: least <= value <= most, wanted)
 
 
-def _float(accepts: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
-    return _number(float, lambda value: math.isfinite(value) and accepts(value), wanted)
-
-
 positive_int = _number(int, lambda value: 0 < value <= MOST, f"a whole number above zero, at most {MOST:,}")
 seed = whole(0, MOST_SEED)
 count = _number(int, lambda value: 0 <= value <= MOST, f"a whole number, zero or more, at most {MOST:,}")
-positive = _float(lambda value: 0 < value <= LARGEST, f"a number above zero, at most {LARGEST:.2g}")
-not_negative = _float(lambda value: 0 <= value <= LARGEST, f"a number, zero or more, at most {LARGEST:.2g}")
-finite = _float(lambda value: abs(value) <= LARGEST, f"a number, at most {LARGEST:.2g} in size")
-seconds = _float(lambda value: 0 < value <= MOST_SECONDS, f"above zero and at most {MOST_SECONDS:,.0f} s")
-probability = _float(lambda value: 0 <= value <= 1, "a number from 0 to 1")
-rate = _float(lambda value: 0 <= value < 1, "a number from 0 to below 1")
-share = _float(lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+_LARGEST = f"at most {LARGEST:.2g}"
+positive = _number(float, lambda value: 0 < value <= LARGEST, f"a number above zero, {_LARGEST}")
+not_negative = _number(float, lambda value: 0 <= value <= LARGEST, f"a number, zero or more, {_LARGEST}")
+finite = _number(float, lambda value: abs(value) <= LARGEST, f"a number, {_LARGEST} in size")
+seconds = _number(
+    float, lambda value: 0 < value <= MOST_SECONDS, f"above zero and at most {MOST_SECONDS:,.0f} s"
+)
+probability = within(0, 1)
+rate = _number(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+share = _number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
 num_processes = whole(1, MOST_PROCESSES, "more than any machine has cores")
 
 

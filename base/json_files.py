@@ -42,13 +42,12 @@ def open_regular(path: str, source: str | None = None) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def read_regular(path: str, most_bytes: int = MOST_BYTES, source: str | None = None) -> bytes:
-    """The content of a regular file.
+def read_regular(path: str, most_bytes: int, source: str) -> bytes:
+    """The content of a regular file, which messages call `source`.
 
     Raises:
         InputError: as `open_regular`, or it has more than `most_bytes`.
     """
-    source = source or path
     with open_regular(path, source) as file:
         try:
             there = os.fstat(file.fileno()).st_size
@@ -70,7 +69,8 @@ def read_json_file(path: str, most_bytes: int = MOST_BYTES, source: str | None =
     Raises:
         InputError: as `read_regular` and `parse_json`.
     """
-    return parse_json(read_regular(path, most_bytes, source), source or path)
+    source = source or path
+    return parse_json(read_regular(path, most_bytes, source), source)
 
 
 def read_json_object(path: str, most_bytes: int = MOST_BYTES, source: str | None = None) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def local_size(environ: Mapping[str, str]) -> int:
     for name in LOCAL_SIZE_VARIABLES:
         digits = environ.get(name, "").partition("(")[0].partition(",")[0]
         if is_number(digits) and int(digits) > 0:
-            return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
+            all_here = name == "BYTEPS_LOCAL_SIZE" and is_loopback(environ.get("DMLC_PS_ROOT_URI", ""))
+            return int(digits) * (max(1, number_in(environ, "DMLC_NUM_WORKER")) if all_here else 1)
     return 1
 
 
@@ -99,8 +100,3 @@ def number_in(environ: Mapping[str, str], name: str, default: int = 0) -> int:
     """The whole number in a variable, `default` where it is not set or holds something else."""
     text = environ.get(name, "")
     return int(text) if is_number(text) else default
-
-
-def _workers_here(environ: Mapping[str, str]) -> int:
-    workers, scheduler = environ.get("DMLC_NUM_WORKER", ""), environ.get("DMLC_PS_ROOT_URI", "")
-    return int(workers) if is_number(workers) and is_loopback(scheduler) and int(workers) > 0 else 1

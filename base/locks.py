@@ -53,21 +53,13 @@ def _acquire(path: str, waiting: Callable[[], None]) -> int | None:
             if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                 raise
         else:
-            if _is_named(descriptor, path):
-                return descriptor
+            # Whoever held it before may have removed the file.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    return descriptor
             os.close(descriptor)
             continue
         if not noted and time.monotonic() - started > SECONDS_BEFORE_NOTE:
             noted = True
             waiting()
         time.sleep(_POLL_SECONDS)
-
-
-def _is_named(descriptor: int, path: str) -> bool:
-    """Returns whether `path` is still the name of the open file."""
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    opened = os.fstat(descriptor)
-    return (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino)

@@ -27,7 +27,8 @@ class Available(NamedTuple):
 
 def available_memory(proc: Path = PROC, cgroup: Path = MOUNT) -> Available:
     """Memory for new processes on this host without swapping. Pages that only cache files count as free."""
-    machine = _meminfo(proc / "meminfo")
+    lines = read_text(proc / "meminfo").splitlines()
+    machine = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     group = tightest("memory", _read_v2, _read_v1, proc, cgroup)
     if group is not None and group < machine:
         return Available(int(group), "left by this control group's limit")
@@ -78,11 +79,6 @@ def _size_of(field: str, process: int | str = "self") -> int:
         return 0
     sizes = [line.split()[1] for line in status.splitlines() if line.startswith(f"{field}:")]
     return 1024 * int(sizes[0]) if sizes else 0  # a zombie has none
-
-
-def _meminfo(path: Path) -> int:
-    fields = next(line for line in read_text(path).splitlines() if line.startswith("MemAvailable:"))
-    return int(fields.split()[1]) * 1024
 
 
 def _read_v2(directory: Path) -> float | None:

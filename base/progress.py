@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Mapping, Protocol
+from typing import IO, TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -18,64 +18,38 @@ _SCALED = {  # units of steady work, and their multiples
 _BAR_OF_UNITS = "{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}"
 
 
-class Progress(Protocol):
-    """Listener to the preparation of data. All calls come from one thread."""
+class Progress:
+    """Listener to the preparation of data; this one shows nothing. All calls come from one thread."""
 
     def begin(self, what: str, total: int) -> None:
         """`what` (such as "tokenizing") starts; `total` bytes are to be read."""
-        ...
 
     def update(self, done: int, counts: Mapping[str, int]) -> None:
         """`done` bytes have been read; `counts` (such as tokens) is what came of them."""
-        ...
 
     def note(self, line: str) -> None:
         """Something worth a line of its own."""
-        ...
 
     def end(self) -> None:
         """It is over, successfully or not."""
-        ...
 
 
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, what: str, total: int) -> None:
-        """Nothing."""
-
-    def update(self, done: int, counts: Mapping[str, int]) -> None:
-        """Nothing."""
-
-    def note(self, line: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
+SILENT = Progress()
 
 
-SILENT = Silent()
-
-
-class Printed:
+class Printed(Progress):
     """A tqdm bar if `stream` (default: standard error) is a terminal, else lines.
 
     There are two kinds of work. Bytes, or with that unit tokens: `update` says how many are done, and a line
-    appears every `seconds_per_line`. Units that end one by one with a result, such as launches: `begin` gets
+    appears every SECONDS_PER_LINE. Units that end one by one with a result, such as launches: `begin` gets
     their name, `start` and `finish` are called for each, and each has a line.
 
     Lines go to `lines`, by default to `stream`.
     """
 
-    def __init__(
-        self,
-        stream: IO[str] | None = None,
-        seconds_per_line: float = SECONDS_PER_LINE,
-        lines: IO[str] | None = None,
-    ) -> None:
+    def __init__(self, stream: IO[str] | None = None, lines: IO[str] | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._lines = lines if lines is not None else self._stream
-        self._seconds = seconds_per_line
         self._bar: tqdm | None = None
         self._what, self._unit = "", "B"
         self._total = self._done = self._first = 0
@@ -100,16 +74,14 @@ class Printed:
 
     def update(self, done: int, counts: Mapping[str, int]) -> None:
         """Moves the bar; prints a line if the last one is long ago."""
-        tokens = counts.get("tokens", 0)
+        tokens, now = counts.get("tokens", 0), time.monotonic()
         if self._first_tokens is None:  # a resumed build: what was there before is no speed of this run
-            self._first_tokens, self._first = tokens, done
-            self._first_update = time.monotonic()
-        now = time.monotonic()
+            self._first_tokens, self._first, self._first_update = tokens, done, now
         rate = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
         if self._bar is not None:
             self._bar.set_postfix_str(f"{rate / 1e6:.2f} M tokens/s" if tokens else "", refresh=False)
             self._bar.update(done - self._bar.n)
-        elif now - self._last_line >= self._seconds:
+        elif now - self._last_line >= SECONDS_PER_LINE:
             self._last_line = now
             speed = f", {rate / 1e6:.2f} M tokens/s" if tokens else ""
             left = ""

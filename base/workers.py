@@ -103,23 +103,14 @@ class _Worker:
     def submit(self, number: int, job: Any) -> None:
         """Sends a job. Raises WorkerCrash if the process has ended."""
         self.number, self._name = number, str(getattr(job, "name", f"job {number}"))
-        self.send((number, job))
+        self.send((self._name, job))
 
     def receive(self) -> Any:
         """The result of the job, or an exception as `in_order` raises it."""
         try:
-            kind, content = self.connection.recv()
+            return self.connection.recv()
         except (EOFError, OSError):
             return self._crash()
-        if kind == "input":
-            return InputError(content)
-        if kind == "os":
-            return OSError(*content)
-        if kind == "memory":
-            return WorkerCrash(f"{self._name}: its worker needs more memory than it may have")
-        if kind == "error":
-            return RuntimeError(f"a worker failed on {self._name}:\n{content}")
-        return content
 
     def end(self) -> None:
         """Kills the process, whatever it is doing."""
@@ -157,22 +148,21 @@ def serve(descriptor: int, parent: int, num_workers: int, memory_limit: int | No
     try:
         call = connection.recv()
         while True:
-            number, job = connection.recv()
-            connection.send(_answer(call, job))
+            name, job = connection.recv()
+            connection.send(_answer(call, name, job))
     except (EOFError, ConnectionError):
         return
 
 
-def _answer(call: Callable[[Any], Any], job: Any) -> tuple[str, Any]:
+def _answer(call: Callable[[Any], Any], name: str, job: Any) -> Any:
+    """The result of the job, or an exception of a class that the other side has."""
     try:
-        return "done", call(job)
+        return call(job)
     except InputError as error:
-        return "input", str(error)
-    except MemoryError:
-        return "memory", None
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            return "memory", None
-        return "os", (error.errno, error.strerror, error.filename)
-    except Exception:
-        return "error", traceback.format_exc()
+        return InputError(str(error))
+    except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return WorkerCrash(f"{name}: its worker needs more memory than it may have")
+        if isinstance(error, OSError):
+            return OSError(error.errno, error.strerror, error.filename)
+        return RuntimeError(f"a worker failed on {name}:\n{traceback.format_exc()}")

@@ -29,9 +29,8 @@ class Bits:
             self._bits = np.concatenate([array.asnumpy().reshape(-1).view(np.uint8) for array in arrays])
         if self._bits.nbytes % 4 == 0:
             self._bits = self._bits.view(np.int32)
-        self.sum = mx.nd.from_numpy(
-            self._bits.view()
-        )  # the same memory; MXNet marks what it is given read-only
+        # The same memory, as a view: MXNet marks what it is given read-only.
+        self.sum = mx.nd.from_numpy(self._bits.view())
 
     def clear(self) -> None:
         """Sets all bits to zero."""

@@ -58,160 +58,17 @@ FUSED_ON_GPUS = 256 << 20
 
 
 class _Collectives(Unwatched):
-    """Collectives over the ranks of the run, or of a group of them."""
+    """Collectives over one of Horovod's process sets: the run, or a group of its ranks. `rank` of `size`:
+    this process there."""
 
     name = "horovod"
-    _ranks: _Ranks
+    _where = ""  # for messages
 
-    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        self._ranks.broadcast(arrays, root)
-
-    def average(self, arrays: Sequence[NDArray]) -> None:
-        self._ranks.average(arrays)
-
-    def scaled_average(self, arrays: Sequence[NDArray]) -> float:
-        return self._ranks.scaled_average(arrays)
-
-    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
-        return self._ranks.all_agree(flags)
-
-    def barrier(self) -> None:
-        self.all_agree([True])
-
-
-class HorovodCommunicator(_Collectives):
-    """Joins the run that mpirun or horovodrun has started; started without a launcher it is a run of one
-    process.
-
-    Args:
-        divisible: whether `groups`, `send` and `receive` are wanted. Horovod must know that when it begins
-            (its process sets cost every exchange a little), and it must run over MPI then.
-
-    Raises InputError when Horovod is not installed for MXNet, or was built without the launcher's library
-    (each process would then train alone, unnoticed); where it is to be divisible and cannot be.
-    """
-
-    def __init__(self, divisible: bool = False) -> None:
-        self._hvd = _import_horovod()
-        self._mx: Any = importlib.import_module("mxnet")
-        gpus = self._mx.context.num_gpus()
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
-        if not gpus:
-            choose_allreduce(os.environ)
-            # Else a large message over TCP is one piece, and the other direction's waits for its end: a ring
-            # takes twice its time (docs/comparison.md).
-            os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
-        _check_interfaces(os.environ)
-        leave_tcp_out(os.environ)
-        if divisible:
-            os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-        try:
-            self._hvd.init()
-        except ValueError as error:
-            raise CommunicationError(f"Horovod could not start: {error}") from error
-        # Asking Horovod after its shutdown fails, so the answers are kept.
-        self.rank: int = self._hvd.rank()
-        self.size: int = self._hvd.size()
-        self.local_rank: int = self._hvd.local_rank()
-        self.local_size: int = self._hvd.local_size()
-        self._ranks = _Ranks(self._hvd, self._hvd.global_process_set, self.rank, self.size)
-        self._groups: list[_Ranks] = []
-        self._sets: dict[tuple[int, ...], Any] = {}
-        self._messages: Any = None
-        self._open = True
-        _check_size(self.size)
-        if divisible:
-            from comm.mpi import Messages
-
-            self._messages = Messages()
-
-    def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
-        check_groups(groups, self.size)
-        self._check_divisible()
-        for ranks in groups:
-            members = list(ranks)
-            process_set = self._process_set(tuple(sorted(members)))
-            if self.rank in members:
-                place = members.index(self.rank)
-                self._groups.append(_Ranks(self._hvd, process_set, place, len(members), members))
-        return HorovodGroup(self._groups[-1], self)
-
-    def _process_set(self, members: tuple[int, ...]) -> Any:
-        """Horovod's set of these ranks, which every rank joins in making, and which there is once."""
-        if len(members) == 1:
-            return None
-        if len(members) == self.size:
-            return self._hvd.global_process_set
-        if members not in self._sets:
-            self._sets[members] = self._hvd.add_process_set(list(members))
-        return self._sets[members]
-
-    def send(self, array: NDArray, to: int, tag: int) -> Pending:
-        self._check_divisible()
-        return self._messages.send(array, to, tag)
-
-    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
-        self._check_divisible()
-        return self._messages.receive(array, source, tag)
-
-    def forget(self) -> None:
-        self._ranks.forget()
-        for group in self._groups:
-            group.forget()
-
-    def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self.forget()
-        if self._messages is not None:
-            # A rank that leaves while others still exchange within their groups, or use MPI themselves, takes
-            # them down: with the first one Horovod ends MPI on all.
-            self._messages.close()
-            self.barrier()
-        self._hvd.shutdown()
-
-    def _check_divisible(self) -> None:
-        if self._messages is None:
-            raise ValueError("a communicator without groups and messages: it was made with divisible=False")
-
-
-class HorovodGroup(_Collectives):
-    """`comm.base.Communicator` of a group of ranks, over one of Horovod's process sets."""
-
-    def __init__(self, ranks: _Ranks, run: HorovodCommunicator) -> None:
-        self._ranks = ranks
-        self.rank, self.size = ranks.rank, ranks.size
-        self.local_rank, self.local_size = run.local_rank, run.local_size
-
-    def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
-        raise ValueError("a group has no groups")
-
-    def send(self, array: NDArray, to: int, tag: int) -> Pending:
-        raise ValueError("messages are between ranks of the run")
-
-    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
-        raise ValueError("messages are between ranks of the run")
-
-    def forget(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Ranks:
-    """Collectives over the run, or over a process set. `rank`: this process, as a place in `members`, the
-    global ranks, which Horovod has in ascending order."""
-
-    def __init__(
-        self, hvd: Any, process_set: Any, rank: int, size: int, members: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, hvd: Any, process_set: Any, rank: int, size: int) -> None:
         self._hvd = hvd
         self._process_set = process_set
         self._mx: Any = importlib.import_module("mxnet")
         self.rank, self.size = rank, size
-        self._where = "" if members is None else f" of the group {list(members)}"
         self._latest: dict[str, NDArray] = {}
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
@@ -268,7 +125,10 @@ class _Ranks:
         self._wait(votes)
         return [vote == 1 for vote in votes.asnumpy().tolist()]
 
-    def forget(self) -> None:
+    def barrier(self) -> None:
+        self.all_agree([True])
+
+    def _let_go(self) -> None:
         for array in self._latest.values():
             self._wait(array)
         self._latest.clear()
@@ -292,6 +152,123 @@ class _Ranks:
             raise CommunicationError(
                 f"rank {self.rank}{self._where} lost the other ranks: {reason}"
             ) from error
+
+
+class HorovodCommunicator(_Collectives):
+    """Joins the run that mpirun or horovodrun has started; started without a launcher it is a run of one
+    process.
+
+    Args:
+        divisible: whether `groups`, `send` and `receive` are wanted. Horovod must know that when it begins
+            (its process sets cost every exchange a little), and it must run over MPI then.
+
+    Raises InputError when Horovod is not installed for MXNet, or was built without the launcher's library
+    (each process would then train alone, unnoticed); where it is to be divisible and cannot be.
+    """
+
+    def __init__(self, divisible: bool = False) -> None:
+        hvd, mx = _import_horovod(), importlib.import_module("mxnet")
+        gpus = mx.context.num_gpus()
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
+        if not gpus:
+            choose_allreduce(os.environ)
+            # Else a large message over TCP is one piece, and the other direction's waits for its end: a ring
+            # takes twice its time (docs/comparison.md).
+            os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
+        _check_interfaces(os.environ)
+        leave_tcp_out(os.environ)
+        if divisible:
+            os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+        try:
+            hvd.init()
+        except ValueError as error:
+            raise CommunicationError(f"Horovod could not start: {error}") from error
+        # Asking Horovod after its shutdown fails, so the answers are kept.
+        super().__init__(hvd, hvd.global_process_set, hvd.rank(), hvd.size())
+        self.local_rank: int = hvd.local_rank()
+        self.local_size: int = hvd.local_size()
+        self._groups: list[HorovodGroup] = []
+        self._sets: dict[tuple[int, ...], Any] = {}
+        self._messages: Any = None
+        self._open = True
+        _check_size(self.size)
+        if divisible:
+            from comm.mpi import Messages
+
+            self._messages = Messages()
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
+        check_groups(groups, self.size)
+        self._check_divisible()
+        for ranks in groups:
+            members = list(ranks)
+            process_set = self._set_of(tuple(sorted(members)))
+            if self.rank in members:
+                self._groups.append(HorovodGroup(self, process_set, members))
+        return self._groups[-1]
+
+    def _set_of(self, members: tuple[int, ...]) -> Any:
+        """Horovod's set of these ranks, which every rank joins in making, and which there is once."""
+        if len(members) == 1:
+            return None
+        if len(members) == self.size:
+            return self._hvd.global_process_set
+        if members not in self._sets:
+            self._sets[members] = self._hvd.add_process_set(list(members))
+        return self._sets[members]
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        self._check_divisible()
+        return self._messages.send(array, to, tag)
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        self._check_divisible()
+        return self._messages.receive(array, source, tag)
+
+    def forget(self) -> None:
+        for each in (self, *self._groups):
+            each._let_go()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self.forget()
+        if self._messages is not None:
+            # A rank that leaves while others still exchange within their groups, or use MPI themselves, takes
+            # them down: with the first one Horovod ends MPI on all.
+            self._messages.close()
+            self.barrier()
+        self._hvd.shutdown()
+
+    def _check_divisible(self) -> None:
+        if self._messages is None:
+            raise ValueError("a communicator without groups and messages: it was made with divisible=False")
+
+
+class HorovodGroup(_Collectives):
+    """`comm.base.Communicator` of a group of the run's ranks, `members`, which Horovod has in ascending
+    order."""
+
+    def __init__(self, run: HorovodCommunicator, process_set: Any, members: list[int]) -> None:
+        super().__init__(run._hvd, process_set, members.index(run.rank), len(members))
+        self._where = f" of the group {members}"
+        self.local_rank, self.local_size = run.local_rank, run.local_size
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
+        raise ValueError("a group has no groups")
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        raise ValueError("messages are between ranks of the run")
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        raise ValueError("messages are between ranks of the run")
+
+    def forget(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def choose_allreduce(environ: MutableMapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from base.errors import InputError
+from base.errors import InputError, not_loaded
 from comm.base import CommunicationError, check_message
 from comm.bits import memory_of
 
@@ -133,5 +133,4 @@ def _import_mpi() -> Any:
         settings.rc.initialize = settings.rc.finalize = False  # Horovod does both
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"mpi4py cannot be loaded ({reason}); run `make setup`") from error
+        raise not_loaded("mpi4py", error) from error

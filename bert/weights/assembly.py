@@ -11,7 +11,7 @@ from base.errors import InputError
 from bert.configuration import LAYER_NORM_EPSILON, SIZES, BertConfig
 from bert.weights.bare_params import distinct_shapes
 from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, layer_of, part_of
-from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
+from bert.weights.spellings import IGNORED, Spelling, Weight
 from bert.weights.tensors import Tensor, Weights, shown, transposed
 
 UNITS_PER_HEAD = 64  # of every BERT that Google has published
@@ -45,9 +45,7 @@ class Named:
     heads: int | None = None
 
 
-def by_structural_name(
-    source: str, tensors: Mapping[str, Tensor], spelling: Spelling, tied: bool = True
-) -> Named:
+def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spelling, tied: bool) -> Named:
     """The tensors that are weights of a BERT, in GluonNLP's layout. `source` begins messages.
 
     Where the decoder is not tied, cls.predictions.bias is not tied to the decoder's either, and transformers
@@ -76,7 +74,6 @@ def by_structural_name(
             found[meaning.name] = tensor
             called.setdefault(meaning.name, name)
         else:
-            assert meaning == FOREIGN
             raise InputError(
                 f"{source} has {shown(name)}, which a BERT has not; only BERT itself can be read"
             )
@@ -87,17 +84,15 @@ def laid_out(tensor: Tensor, weight: Weight) -> Tensor:
     """A tensor of a file in GluonNLP's layout: heads that have an axis of their own are folded into the
     units, kernels are transposed."""
     if weight.folded:
-        shape = _folded(weight, tensor.shape)
+        shape = tensor.shape
+        if len(shape) == 3 and weight.name.endswith(".proj.weight"):
+            shape = (shape[0] * shape[1], shape[2])  # (heads, units of a head, units)
+        elif len(shape) == 3:
+            shape = (shape[0], shape[1] * shape[2])
+        elif len(shape) == 2 and weight.name.endswith(".bias"):
+            shape = (shape[0] * shape[1],)
         tensor = Tensor(shape, tensor.dtype, lambda read=tensor.read: read().reshape(shape))  # type: ignore[misc]
     return transposed(tensor) if weight.kernel and len(tensor.shape) == 2 else tensor
-
-
-def _folded(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) == 3 and weight.name.endswith(".proj.weight"):
-        return (shape[0] * shape[1], shape[2])  # (heads, units of a head, units)
-    if len(shape) == 3:
-        return (shape[0], shape[1] * shape[2])
-    return (shape[0] * shape[1],) if len(shape) == 2 and weight.name.endswith(".bias") else shape
 
 
 def _same(
@@ -182,13 +177,14 @@ def _sizes(
 ) -> tuple[BertConfig, list[str]]:
     """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
     cells = {layer for layer in map(layer_of, tensors) if layer is not None}
-    for name, axes in ((EMBEDDING, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
+    needed = (EMBEDDING, "encoder.position_weight", _FIRST_FFN)
+    if not tensors.keys() & needed:
+        some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
+        raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
+    for name in needed:
         if name not in tensors:
-            if not any(each in tensors for each in (EMBEDDING, "encoder.position_weight", _FIRST_FFN)):
-                some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
-                raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
             raise InputError(f"{source} lacks {name} (GluonNLP's name of it), without which it is no BERT")
-        if len(tensors[name].shape) != axes:
+        if len(tensors[name].shape) != 2:
             _check(source, named.called.get(name, name), tensors[name], None)
     units = tensors[EMBEDDING].shape[1]
     types = tensors.get("token_type_embed.0.weight")

@@ -17,12 +17,10 @@ from typing import Any, Sequence
 from base.errors import InputError
 from base.json_files import open_regular, read_json_object
 from bert.config_file import read_config_file
-from bert.configuration import BertConfig
 from bert.weights.assembly import Beside
 from data.tokenizing.vocab import MAX_VOCAB_BYTES, load_vocab, vocabulary_from_tokens
 
-_CONFIGS = ("config.json", "bert_config.json")
-_GLUONNLP_KEYS = ("idx_to_token", "token_to_idx")
+_TOKENS = "idx_to_token"  # GluonNLP's key
 
 
 def look_beside(folder: str, flag: str, gelu: str) -> Beside:
@@ -36,21 +34,26 @@ def look_beside(folder: str, flag: str, gelu: str) -> Beside:
     Raises:
         InputError: one of the files is damaged, or asks for what is no plain BERT.
     """
-    config, vocab_size, source, notes = _config(folder, flag, gelu)
+
+    def first(*names: str) -> str:
+        """The path of the first of these files that is there; empty for none."""
+        return next(filter(os.path.isfile, (os.path.join(folder, name) for name in names)), "")
+
+    found = Beside()
+    if path := first("config.json", "bert_config.json"):
+        file = read_config_file(path, flag)
+        config = replace(file.config, activation=gelu) if file.gelu_open else file.config
+        notes = (f"{path}: unknown keys {', '.join(file.unknown_keys)}",) if file.unknown_keys else ()
+        found = Beside(config, file.vocab_size, source=path, notes=notes)
     vocabulary, lower = None, None
-    path = os.path.join(folder, "vocab.txt")
-    others = (os.path.join(folder, "vocab.json"), os.path.join(folder, "tokenizer.json"))
-    if os.path.isfile(path):
+    if path := first("vocab.txt", "vocab.json"):
         vocabulary = read_vocabulary(path, flag)
-    elif os.path.isfile(others[0]):
-        vocabulary = read_vocabulary(others[0], flag)
-    elif os.path.isfile(others[1]):
-        vocabulary, lower = _from_tokenizer(others[1], flag)
-    path = os.path.join(folder, "tokenizer_config.json")
-    if os.path.isfile(path):
+    elif path := first("tokenizer.json"):
+        vocabulary, lower = _from_tokenizer(path, flag)
+    if path := first("tokenizer_config.json"):
         told = _json(path, flag).get("do_lower_case")
         lower = told if isinstance(told, bool) else lower
-    return Beside(config, vocab_size, vocabulary, None if lower is None else not lower, source, notes)
+    return replace(found, vocabulary=vocabulary, cased=None if lower is None else not lower)
 
 
 def read_vocabulary(path: str, flag: str) -> Sequence[str]:
@@ -64,11 +67,9 @@ def read_vocabulary(path: str, flag: str) -> Sequence[str]:
             begins = file.read(1)
         if begins != b"{":
             return load_vocab(path).tokens
-        tokens = _json(path, flag).get(_GLUONNLP_KEYS[0])
+        tokens = _json(path, flag).get(_TOKENS)
         if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
-            raise InputError(
-                f"{path} is no vocabulary of GluonNLP ({_GLUONNLP_KEYS[0]} is no list of tokens)"
-            )
+            raise InputError(f"{path} is no vocabulary of GluonNLP ({_TOKENS} is no list of tokens)")
         return vocabulary_from_tokens(tokens, path).tokens
     except OSError as error:
         raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
@@ -80,25 +81,13 @@ def gluonnlp_vocabulary(tokens: Sequence[str]) -> str:
     """The tokens as gluonnlp.vocab.BERTVocab.from_json reads them."""
     special = {"padding_token": "[PAD]", "mask_token": "[MASK]", "sep_token": "[SEP]", "cls_token": "[CLS]"}
     content = {
-        "idx_to_token": list(tokens),
+        _TOKENS: list(tokens),
         "token_to_idx": {token: index for index, token in enumerate(tokens)},
         "reserved_tokens": sorted(special.values()),
         "unknown_token": "[UNK]",
         "identifiers_to_tokens": special,
     }
     return json.dumps(content)
-
-
-def _config(folder: str, flag: str, gelu: str) -> tuple[BertConfig | None, int | None, str, tuple[str, ...]]:
-    path = next(
-        (each for each in (os.path.join(folder, name) for name in _CONFIGS) if os.path.isfile(each)), ""
-    )
-    if not path:
-        return None, None, "", ()
-    file = read_config_file(path, flag)
-    config = replace(file.config, activation=gelu) if file.gelu_open else file.config
-    notes = (f"{path}: unknown keys {', '.join(file.unknown_keys)}",) if file.unknown_keys else ()
-    return config, file.vocab_size, path, notes
 
 
 def _from_tokenizer(path: str, flag: str) -> tuple[Sequence[str] | None, bool | None]:

@@ -47,9 +47,9 @@ from bert.weights.tensors import (
     Damaged,
     Tensor,
     as_tensor,
+    bytes_of,
     check_name,
-    check_tensors,
-    little_endian,
+    codes_of,
     read_small,
     reading,
     shown,
@@ -76,6 +76,20 @@ _TRAILER = 5
 _RESTART_INTERVAL = 16  # entries
 
 _Field = descriptor_pb2.FieldDescriptorProto
+# The messages' fields, their numbers, and types of protobuf's or names of messages.
+_MESSAGES = {
+    "Version": {"producer": (1, "int32")},
+    # endianness, and an entry's dtype: enumerations, which are written as integers
+    "Header": {"num_shards": (1, "int32"), "endianness": (2, "int32"), "version": (3, "Version")},
+    "Dimension": {"size": (1, "int64")},
+    "Shape": {"dim": (2, "Dimension"), "unknown_rank": (3, "bool")},
+    "Slice": {"extent": (1, "bytes")},
+    "Entry": {
+        **{"dtype": (1, "int32"), "shape": (2, "Shape"), "shard_id": (3, "int32"), "offset": (4, "int64")},
+        **{"size": (5, "int64"), "crc32c": (6, "fixed32"), "slices": (7, "Slice")},
+    },
+}
+_REPEATED = ("dim", "extent", "slices")
 
 
 def read_index(path: str) -> dict[str, Tensor]:
@@ -152,13 +166,13 @@ def _size(shard: str) -> int:
 
 def _compare(shard: str, name: str, expected: int, stored: np.ndarray) -> None:
     """Compares a tensor's elements with the checksum in its entry. Raises InputError."""
-    if _crc_of(stored) != expected:
+    if _crc_of(stored.view(np.uint8)) != expected:
         raise InputError(f"{shard}: wrong checksum of {shown(name)}; copy the checkpoint once more")
 
 
-def _crc_of(array: np.ndarray) -> int:
+def _crc_of(content: np.ndarray) -> int:
     # tensorflow/core/lib/hash/crc32c.h, as data.formats.framing.masked_crc, without a copy of the bytes.
-    crc = crc32c.crc32c(array.reshape(-1).view(np.uint8).data)
+    crc = crc32c.crc32c(content.data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -176,9 +190,9 @@ def write_bundle(prefix: str, tensors: Mapping[str, Any]) -> None:
             another shape.
         OSError: from the files.
     """
-    given = {name.encode("utf-8"): as_tensor(source) for name, source in tensors.items()}
-    check_tensors({key.decode("utf-8"): tensor for key, tensor in given.items()}, _NUMBERS, "a checkpoint")
-    if b"" in given:
+    given = {name: as_tensor(source) for name, source in tensors.items()}
+    numbers = codes_of(given, _NUMBERS, "a checkpoint")
+    if "" in given:
         raise ValueError("a tensor of a checkpoint needs a name")
     header_type, entry_type = _message_types()
     entries = [
@@ -186,16 +200,15 @@ def write_bundle(prefix: str, tensors: Mapping[str, Any]) -> None:
     ]
     offset = 0
     with replacing(f"{prefix}.data-00000-of-00001") as file:
-        for key, tensor in sorted(given.items()):
-            array = little_endian(tensor, key.decode("utf-8"))
-            entry = entry_type(dtype=_NUMBERS[array.dtype], offset=offset, size=array.nbytes)
+        for key, name in sorted((name.encode("utf-8"), name) for name in given):
+            content = bytes_of(given[name], name)
+            entry = entry_type(dtype=numbers[name], offset=offset, size=len(content), crc32c=_crc_of(content))
             entry.shape.SetInParent()  # a scalar's shape has no dimensions, but is there
-            for size in array.shape:
+            for size in given[name].shape:
                 entry.shape.dim.add(size=size)
-            entry.crc32c = _crc_of(array)
             entries.append((key, entry.SerializeToString(deterministic=True)))
-            file.write(array.reshape(-1).view(np.uint8).data)
-            offset += array.nbytes
+            file.write(content.data)
+            offset += len(content)
     with replacing(prefix + INDEX) as file:
         file.write(write_table(entries))
 
@@ -208,29 +221,15 @@ def _message_types() -> tuple[Any, Any]:
     package = "tensor_bundle"
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
 
-    def add(message: str, name: str, number: int, kind: Any, repeated: bool = False) -> None:
-        found = next((each for each in file.message_type if each.name == message), None)
-        field = (found or file.message_type.add(name=message)).field.add(name=name, number=number)
-        field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-        field.type = _Field.TYPE_MESSAGE if isinstance(kind, str) else kind
-        if isinstance(kind, str):
-            field.type_name = f".{package}.{kind}"
-
-    add("Version", "producer", 1, _Field.TYPE_INT32)
-    add("Header", "num_shards", 1, _Field.TYPE_INT32)
-    add("Header", "endianness", 2, _Field.TYPE_INT32)  # an enumeration, which is written as an integer
-    add("Header", "version", 3, "Version")
-    add("Dimension", "size", 1, _Field.TYPE_INT64)
-    add("Shape", "dim", 2, "Dimension", repeated=True)
-    add("Shape", "unknown_rank", 3, _Field.TYPE_BOOL)
-    add("Slice", "extent", 1, _Field.TYPE_BYTES, repeated=True)
-    add("Entry", "dtype", 1, _Field.TYPE_INT32)  # an enumeration
-    add("Entry", "shape", 2, "Shape")
-    add("Entry", "shard_id", 3, _Field.TYPE_INT32)
-    add("Entry", "offset", 4, _Field.TYPE_INT64)
-    add("Entry", "size", 5, _Field.TYPE_INT64)
-    add("Entry", "crc32c", 6, _Field.TYPE_FIXED32)
-    add("Entry", "slices", 7, "Slice", repeated=True)
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, (number, kind) in fields.items():
+            field = described.field.add(name=name, number=number)
+            field.label = _Field.LABEL_REPEATED if name in _REPEATED else _Field.LABEL_OPTIONAL
+            if kind in _MESSAGES:
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     header, entry = (pool.FindMessageTypeByName(f"{package}.{name}") for name in ("Header", "Entry"))

@@ -27,7 +27,7 @@ from bert.weights.names import (
     names_of,
     part_of,
 )
-from bert.weights.tensors import Tensor, Weights, little_endian, transposed
+from bert.weights.tensors import Tensor, Weights, bytes_of, transposed
 
 OPSET, IR_VERSION = 17, 8  # the first with LayerNormalization, and its file format: ONNX 1.12 of 2022
 GRAPH, NUMBERS = "model.onnx", "model.onnx.data"
@@ -84,7 +84,7 @@ def _write_numbers(path: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[
     with replacing(path) as file:
         for name, tensor in tensors.items():
             file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-            content = little_endian(tensor, name).reshape(-1).view(np.uint8)
+            content = bytes_of(tensor, name)
             places[name] = file.tell(), len(content)
             file.write(content.data)
     return places

@@ -176,8 +176,7 @@ def _by_content(path: str) -> _Reader | None:
 
 def _guess(path: str) -> str:
     with open(path, "rb") as file:
-        head = file.read(1)
-        head = head + file.read(300)
+        head = file.read(301)
     for magic, words in _OTHERS.items():
         if head.startswith(magic) or (magic == b"ustar" and head[257:262] == magic):
             return words

@@ -23,7 +23,7 @@ from typing import IO, Any, Mapping, Protocol
 
 import numpy as np
 
-from bert.weights.tensors import MAX_ARRAYS, Damaged, Tensor, reading, stored_tensor, to_numpy
+from bert.weights.tensors import MAX_ARRAYS, Damaged, Source, Tensor, reading, stored_tensor, to_numpy
 
 LIST_MAGIC = 0x112
 ARRAY_MAGIC = 0xF993FAC9
@@ -71,66 +71,39 @@ def read_index(path: str) -> dict[str, Tensor]:
         InputError: the file cannot be read, is truncated, or is not a list of named dense arrays.
     """
     with reading(path, "a .params file of named dense arrays"), open(path, "rb") as file:
-        return _Reader(path, file).index()
-
-
-class _Reader:
-    def __init__(self, path: str, file: IO[bytes]):
-        self._path, self._file = path, file
-        self._size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-
-    def index(self) -> dict[str, Tensor]:
-        if self._unpack("Q")[0] != LIST_MAGIC:
+        source = Source(file, os.fstat(file.fileno()).st_size)
+        if source.unpack("<Q") != (LIST_MAGIC,):
             raise Damaged("it does not begin as one")
-        self._unpack("Q")
-        arrays = [self._array() for _ in range(self._number())]
+        source.skip(8)
+        arrays = [_array(path, file, source) for _ in range(_number(source))]
         try:
-            names = [self._take(self._count()).decode("utf-8") for _ in range(self._number())]
+            names = [source.read(*source.unpack("<Q")).decode("utf-8") for _ in range(_number(source))]
         except UnicodeDecodeError as error:
             raise Damaged("a name is not UTF-8") from error
         if len(names) != len(arrays) or len(set(names)) != len(names):
             raise Damaged(
                 f"{len(names)} names, {len(set(names))} of them different, for {len(arrays)} arrays"
             )
-        if self._file.tell() != self._size:
-            raise Damaged(f"{self._size - self._file.tell()} bytes too many")
+        if source.left:
+            raise Damaged(f"{source.left} bytes too many")
         return dict(zip(names, arrays))
 
-    def _array(self) -> Tensor:
-        magic, storage, ndim = self._unpack("IiI")
-        if magic not in (ARRAY_MAGIC, ARRAY_MAGIC_NUMPY) or storage != DENSE or not 0 < ndim <= 32:
-            raise Damaged(f"no dense array at byte {self._file.tell()}")
-        shape = self._unpack(f"{ndim}q")
-        flag = self._unpack("iii")[2]
-        if flag not in DTYPES or min(shape) < 1:
-            raise Damaged(f"no array of a known dtype and shape at byte {self._file.tell()}")
-        tensor = stored_tensor(self._path, self._file.tell(), shape, np.dtype(DTYPES[flag]))
-        self._skip(math.prod(shape) * tensor.dtype.itemsize)
-        return tensor
 
-    def _number(self) -> int:
-        count = self._count()
-        if count > MAX_ARRAYS:
-            raise Damaged(f"{count} arrays, the limit is {MAX_ARRAYS}")
-        return count
+def _array(path: str, file: IO[bytes], source: Source) -> Tensor:
+    magic, storage, ndim = source.unpack("<IiI")
+    if magic not in (ARRAY_MAGIC, ARRAY_MAGIC_NUMPY) or storage != DENSE or not 0 < ndim <= 32:
+        raise Damaged(f"no dense array at byte {file.tell()}")
+    shape = source.unpack(f"<{ndim}q")
+    flag = source.unpack("<iii")[2]
+    if flag not in DTYPES or min(shape) < 1:
+        raise Damaged(f"no array of a known dtype and shape at byte {file.tell()}")
+    tensor = stored_tensor(path, file.tell(), shape, np.dtype(DTYPES[flag]))
+    source.skip(math.prod(shape) * tensor.dtype.itemsize)
+    return tensor
 
-    def _count(self) -> int:
-        count = self._unpack("Q")[0]
-        if count > self._size:  # every array and every name takes bytes
-            raise Damaged("it ends too early")
-        return count
 
-    def _unpack(self, layout: str) -> tuple[int, ...]:
-        return struct.unpack("<" + layout, self._take(struct.calcsize("<" + layout)))
-
-    def _take(self, size: int) -> bytes:
-        start = self._file.tell()
-        self._skip(size)
-        self._file.seek(start)
-        return self._file.read(size)
-
-    def _skip(self, size: int) -> None:
-        if self._file.tell() + size > self._size:
-            raise Damaged("it ends too early")
-        self._file.seek(size, os.SEEK_CUR)
+def _number(source: Source) -> int:
+    (count,) = source.unpack("<Q")
+    if count > MAX_ARRAYS:
+        raise Damaged(f"{count} arrays, the limit is {MAX_ARRAYS}")
+    return count

@@ -12,12 +12,10 @@ of dicts, which are strings and numbers, since hashing nested tuples can take ex
 
 from __future__ import annotations
 
-import os
 import pickle
-import struct
-from typing import IO, Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-from bert.weights.tensors import MAX_NAME, Damaged, shown
+from bert.weights.tensors import MAX_NAME, Damaged, Source, shown
 
 MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a second copy takes 67,000
 _MAX_STRING = 4 * MAX_NAME  # bytes; a longer one is OPAQUE
@@ -55,39 +53,6 @@ class _Opaque:
 OPAQUE = _Opaque()
 
 
-class Source:
-    """Bytes of a file from where it stands to `end`, as much of a file as the library's unpickler uses."""
-
-    def __init__(self, file: IO[bytes], end: int):
-        self._file, self._left = file, end - file.tell()
-
-    def skip(self, size: int) -> None:
-        """Passes over `size` bytes. Raises Damaged where there are fewer."""
-        self._count(size)
-        self._file.seek(size, os.SEEK_CUR)
-
-    def read(self, size: int) -> bytes:
-        """The next `size` bytes. Raises Damaged where there are fewer."""
-        self._count(size)
-        data = self._file.read(size)
-        if len(data) != size:
-            raise Damaged("it ends too early")
-        return data
-
-    def readline(self) -> bytes:
-        """The next line, with its end. Raises Damaged."""
-        data = self._file.readline(min(self._left, MAX_NAME))
-        self._left -= len(data)
-        if not data.endswith(b"\n"):
-            raise Damaged("a name has no end")
-        return data
-
-    def _count(self, size: int) -> None:
-        if not 0 <= size <= self._left:
-            raise Damaged("it ends too early")
-        self._left -= size
-
-
 class _Counted(dict[int, Callable[[Any], None]]):
     """Operations by their code. A look-up is an operation of the pickle, and there is a limit to them."""
 
@@ -106,7 +71,7 @@ def _string(layout: str) -> Callable[[DataUnpickler], None]:
     """The operation of a string in front of which its length stands so."""
 
     def load(self: DataUnpickler) -> None:
-        size = self.number(layout)
+        (size,) = self.source.unpack(layout)
         if size > _MAX_STRING:
             self.source.skip(size)
             self.append(OPAQUE)
@@ -120,7 +85,7 @@ def _bytes(layout: str) -> Callable[[DataUnpickler], None]:
     """The operation of bytes in front of which their length stands so."""
 
     def load(self: DataUnpickler) -> None:
-        self.source.skip(self.number(layout))
+        self.source.skip(*self.source.unpack(layout))
         self.append(OPAQUE)
 
     return load
@@ -159,10 +124,6 @@ class DataUnpickler(_Library):
     def call(self, function: Global, arguments: tuple) -> Any:
         """The meaning of a Global called with these arguments."""
         raise NotImplementedError
-
-    def number(self, layout: str) -> int:
-        """The next number."""
-        return int(struct.unpack(layout, self.source.read(struct.calcsize(layout)))[0])
 
     load_short_binunicode, load_binunicode, load_binunicode8 = _string("B"), _string("<I"), _string("<Q")
     load_short_binstring, load_binstring = _string("B"), _string("<i")  # of Python 2

@@ -29,12 +29,13 @@ from typing import IO, Any, Callable, Iterator, NamedTuple
 import numpy as np
 
 from base.errors import InputError
-from bert.weights.pickle_data import OPAQUE, DataUnpickler, Global, Source
+from bert.weights.pickle_data import OPAQUE, DataUnpickler, Global
 from bert.weights.tensors import (
     BFLOAT16,
     MAX_DIMENSIONS,
     MAX_NAME,
     Damaged,
+    Source,
     Tensor,
     check_name,
     native,
@@ -278,7 +279,7 @@ def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, c
 
 
 def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
-    archive = _Archive(path, file, size, "data.pkl")
+    archive = _Archive(path, file, size)
     big_endian = False
     if archive.holds("byteorder"):
         place = archive.place("byteorder")
@@ -325,9 +326,9 @@ def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
 
 
 class _Archive:
-    """Members of the one folder of an archive that has `marker` in it."""
+    """Members of the one folder of an archive, in which data.pkl is."""
 
-    def __init__(self, path: str, file: IO[bytes], size: int, marker: str):
+    def __init__(self, path: str, file: IO[bytes], size: int):
         self._file, self._size = file, size
         try:
             # At most 1 MiB of directory; BERT-large with Adam's moments and a second copy has 0.12 MiB.
@@ -336,10 +337,10 @@ class _Archive:
         except _ZIP_ERRORS as error:
             raise Damaged(f"its archive's directory cannot be read: {shown(str(error))}") from error
         self._members = {member.filename: member for member in members}
-        found = [name for name in self._members if name.endswith(f"/{marker}") and name.count("/") == 1]
+        found = [name for name in self._members if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1 or len(self._members) != len(members):
             raise Damaged("an archive of something else")
-        self._folder = found[0][: -len(marker)]
+        self._folder = found[0][: -len("data.pkl")]
 
     def holds(self, name: str) -> bool:
         """Returns whether there is such a member of the archive's one folder."""

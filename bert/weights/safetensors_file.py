@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import nullcontext
 from typing import IO, Any, Mapping
 
 import numpy as np
@@ -30,9 +31,9 @@ from bert.weights.tensors import (
     Damaged,
     Tensor,
     as_tensor,
+    bytes_of,
     check_name,
-    check_tensors,
-    little_endian,
+    codes_of,
     read_small,
     reading,
     shown,
@@ -149,28 +150,20 @@ def write_safetensors(target: str | IO[bytes], tensors: Mapping[str, Any]) -> No
         OSError: from the file.
     """
     given = {name: as_tensor(source) for name, source in tensors.items()}
-    check_tensors(given, _NAMES, "safetensors")
+    codes = codes_of(given, _NAMES, "safetensors")
     if _METADATA in given:
         raise ValueError(f"{_METADATA} cannot be the name of a tensor")
-    if isinstance(target, str):
-        with replacing(target) as file:
-            _write(file, given)
-    else:
-        _write(target, given)
-
-
-def _write(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
     # Wide elements first, so that all are aligned, as the library does.
-    order = sorted(tensors, key=lambda name: -np.dtype(tensors[name].dtype).itemsize)
+    order = sorted(given, key=lambda name: -given[name].dtype.itemsize)
     header: dict[str, Any] = {_METADATA: {"format": "pt"}}  # without it `transformers` does not load it
     end = 0
     for name in order:
-        tensor = tensors[name]
-        dtype = np.dtype(tensor.dtype).newbyteorder("<")
-        begin, end = end, end + math.prod(tensor.shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        shape = list(given[name].shape)
+        begin, end = end, end + math.prod(shape) * given[name].dtype.itemsize
+        header[name] = {"dtype": codes[name], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % _LENGTH)
-    file.write(len(text).to_bytes(_LENGTH, "little") + text)
-    for name in order:
-        file.write(little_endian(tensors[name], name).reshape(-1).view(np.uint8).data)
+    with replacing(target) if isinstance(target, str) else nullcontext(target) as file:
+        file.write(len(text).to_bytes(_LENGTH, "little") + text)
+        for name in order:
+            file.write(bytes_of(given[name], name).data)

@@ -33,33 +33,24 @@ Spelling = Callable[[str], Meaning]
 def gluonnlp(name: str) -> Meaning:
     """Block.save_parameters' structural names, those of a BERTClassifier around a BERT, and the global names
     of `collect_params().save` and `export`, such as bertencoder0_transformer3_proj_weight."""
-    name = name[len("arg:") :] if name.startswith("arg:") else name
-    if name.startswith("bert."):
-        name = name[len("bert.") :]
+    name = re.sub(r"\A(arg:)?(bert\.)?", "", name)
     if "." not in name:
-        name = next((rest for rest in _from_global(name)), name)
-    found = _by_template(_GLUONNLP, re.compile(r"(encoder\.transformer_cells\.)(\d+)(\..*)"), name)
-    if found:
-        return Weight(found.name)
-    return FOREIGN if name.startswith(("encoder.", "word_embed.", "token_type_embed.")) else IGNORED
+        for pattern, replacement in _GLOBAL:
+            name = pattern.sub(replacement, name)
+    foreign = name.startswith(("encoder.", "word_embed.", "token_type_embed."))
+    return _look_up(_GLUONNLP, name) or (FOREIGN if foreign else IGNORED)
 
 
-def _from_global(name: str) -> Iterable[str]:
-    for pattern, replacement in _GLOBAL:
-        changed, matched = pattern.subn(replacement, name)
-        if matched:
-            yield changed
-
-
-def _by_template(table: dict[str, Weight], pattern: re.Pattern[str], name: str) -> Weight | None:
-    """Looks a name up whose layer number, the second group of `pattern`, is "{layer}" in the table."""
-    match = pattern.fullmatch(name)
-    if not match:
+def _look_up(table: dict[str, Weight], name: str) -> Weight | None:
+    """The weight of a name, whose first number may be that of a layer: "{layer}" in the table."""
+    number = _NUMBER.search(name)
+    if name in table or number is None:
         return table.get(name)
-    found = table.get(match[1] + "{layer}" + match[3])
-    return found._replace(name=found.name.replace("{layer}", match[2])) if found else None
+    found = table.get(f"{name[: number.start()]}{{layer}}{name[number.end() :]}")
+    return found._replace(name=found.name.replace("{layer}", number[0])) if found else None
 
 
+_NUMBER = re.compile(r"(?<=[._/])\d+(?=[./])")
 _GLUONNLP = {row.gluonnlp: Weight(row.gluonnlp) for row in TABLE}
 _CELL = r"bertencoder\d+_transformer(\d+)_"
 _GLOBAL = [
@@ -104,8 +95,7 @@ def huggingface(name: str) -> Meaning:
     name = re.sub(r"\.LayerNorm\.beta\Z", ".LayerNorm.bias", name)
     if name in ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids"):  # 0, 1, 2, ...; no weights
         return IGNORED
-    found = _by_template(_HUGGING_FACE, re.compile(r"(bert\.encoder\.layer\.)(\d+)(\..*)"), name)
-    return found or (FOREIGN if name.startswith("bert.") else IGNORED)
+    return _look_up(_HUGGING_FACE, name) or (FOREIGN if name.startswith("bert.") else IGNORED)
 
 
 _WRAPPERS = re.compile(r"\A(?:(?:module|model|state_dict|model_state_dict)\.)+")
@@ -118,13 +108,9 @@ _HUGGING_FACE = {
 def tensorflow(name: str) -> Meaning:
     """Google's and NVIDIA's variables. Those of optimizers are named after a weight, with something behind:
     `/adam_m`, `/adam_v`, `/LAMB`."""
-    pattern = re.compile(r"(bert/encoder/layer_)(\d+)(/.*)")
-    found = _by_template(_TENSORFLOW, pattern, name)
-    if found:
-        return found
-    if _by_template(_TENSORFLOW, pattern, name.rpartition("/")[0]):
-        return IGNORED
-    return FOREIGN if name.startswith("bert/") else IGNORED
+    found = _look_up(_TENSORFLOW, name)
+    foreign = name.startswith("bert/") and not _look_up(_TENSORFLOW, name.rpartition("/")[0])
+    return found or (FOREIGN if foreign else IGNORED)
 
 
 _TENSORFLOW = {row.tensorflow: Weight(row.gluonnlp, row.kernel) for row in TABLE if row.tensorflow}
@@ -153,13 +139,12 @@ def object_paths(names: Iterable[str]) -> Spelling:
         if path.startswith(f"{pooler}/"):
             # Where the next-sentence head has a pooler of its own, the encoder's is not trained.
             path = "unused" if own_pooler else path.replace(pooler, "_pooler_layer", 1)
-        match = re.fullmatch(r"(?:layer_with_weights-|_transformer_layers/)(\d+)/(_.*)", path)
-        if match and path.startswith("layer_with_weights-"):
+        match = re.fullmatch(r"layer_with_weights-(\d+)/(_.*)", path)
+        if match:
             path = f"_transformer_layers/{int(match[1]) - 4}/{match[2]}"
         path = _PATHS_OF_LAYERS.get(path, path)
-        found = _by_template(_PATHS, re.compile(r"(_transformer_layers/)(\d+)(/.*)"), path)
         foreign = path.startswith(("layer_with_weights-", "_transformer_layers/", "_embedding"))
-        return found or (FOREIGN if foreign else IGNORED)
+        return _look_up(_PATHS, path) or (FOREIGN if foreign else IGNORED)
 
     return spelling
 
@@ -189,19 +174,16 @@ def _norm_path(path: str, name: str) -> dict[str, Weight]:
 
 
 _OBJECT, _STRUCTURAL = "_transformer_layers/{layer}", "encoder.transformer_cells.{layer}"
+_ATTENTION = f"{_OBJECT}/_attention_layer"
 _PATHS = {
     "_embedding_layer/embeddings": Weight(EMBEDDING),
     "_position_embedding_layer/embeddings": Weight("encoder.position_weight"),
     "_type_embedding_layer/embeddings": Weight("token_type_embed.0.weight"),
     **_norm_path("_embedding_norm_layer", "encoder.layer_norm"),
-    **_dense_path(
-        f"{_OBJECT}/_attention_layer/_query_dense", f"{_STRUCTURAL}.attention_cell.proj_query", True
-    ),
-    **_dense_path(f"{_OBJECT}/_attention_layer/_key_dense", f"{_STRUCTURAL}.attention_cell.proj_key", True),
-    **_dense_path(
-        f"{_OBJECT}/_attention_layer/_value_dense", f"{_STRUCTURAL}.attention_cell.proj_value", True
-    ),
-    **_dense_path(f"{_OBJECT}/_attention_layer/_output_dense", f"{_STRUCTURAL}.proj", True),
+    **_dense_path(f"{_ATTENTION}/_query_dense", f"{_STRUCTURAL}.attention_cell.proj_query", True),
+    **_dense_path(f"{_ATTENTION}/_key_dense", f"{_STRUCTURAL}.attention_cell.proj_key", True),
+    **_dense_path(f"{_ATTENTION}/_value_dense", f"{_STRUCTURAL}.attention_cell.proj_value", True),
+    **_dense_path(f"{_ATTENTION}/_output_dense", f"{_STRUCTURAL}.proj", True),
     **_dense_path(f"{_OBJECT}/_attention_output_dense", f"{_STRUCTURAL}.proj", True),
     **_norm_path(f"{_OBJECT}/_attention_layer_norm", f"{_STRUCTURAL}.layer_norm"),
     **_dense_path(f"{_OBJECT}/_intermediate_dense", f"{_STRUCTURAL}.ffn.ffn_1"),

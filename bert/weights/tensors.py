@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import IO, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -115,6 +116,44 @@ def read_small(path: str, limit: int) -> bytes:
         return file.read(size)
 
 
+class Source:
+    """Bytes of a file from where it stands to `end`: as much of a file as the library's unpickler uses.
+    `left`: how many there still are."""
+
+    def __init__(self, file: IO[bytes], end: int):
+        self._file, self.left = file, end - file.tell()
+
+    def skip(self, size: int) -> None:
+        """Passes over `size` bytes. Raises Damaged where there are fewer."""
+        self._count(size)
+        self._file.seek(size, os.SEEK_CUR)
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes. Raises Damaged where there are fewer."""
+        self._count(size)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise Damaged("it ends too early")
+        return data
+
+    def unpack(self, layout: str) -> tuple[int, ...]:
+        """The next numbers. Raises Damaged."""
+        return struct.unpack(layout, self.read(struct.calcsize(layout)))
+
+    def readline(self) -> bytes:
+        """The next line, with its end. Raises Damaged."""
+        data = self._file.readline(min(self.left, MAX_NAME))
+        self.left -= len(data)
+        if not data.endswith(b"\n"):
+            raise Damaged("a name has no end")
+        return data
+
+    def _count(self, size: int) -> None:
+        if not 0 <= size <= self.left:
+            raise Damaged("it ends too early")
+        self.left -= size
+
+
 def shown(name: str) -> str:
     """A tensor's or file's name for a message: control characters escaped, long ones cut."""
     return name if name.isprintable() and len(name) <= _SHOWN else ascii(name[:_SHOWN])
@@ -135,8 +174,8 @@ def to_numpy(array: Any) -> np.ndarray:
     return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
 
 
-def little_endian(tensor: Tensor, name: str) -> np.ndarray:
-    """Elements to write: read now, contiguous, little-endian, of the shape and dtype that were announced.
+def bytes_of(tensor: Tensor, name: str) -> np.ndarray:
+    """Elements to write, read now: as bytes, little-endian, of the shape and dtype that were announced.
 
     Raises:
         ValueError: `read` returns another shape or dtype than the tensor has.
@@ -144,15 +183,17 @@ def little_endian(tensor: Tensor, name: str) -> np.ndarray:
     array = tensor.read()
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise ValueError(f"{name} is {array.dtype} {array.shape}, announced as {tensor.dtype} {tensor.shape}")
-    # Not ascontiguousarray, which gives a scalar a dimension.
-    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8)
 
 
-def check_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[np.dtype, Any], format: str) -> None:
-    """Raises ValueError for a tensor of a dtype that `dtypes` lacks, before anything is written."""
+def codes_of(tensors: Mapping[str, Tensor], dtypes: Mapping[np.dtype, Any], format: str) -> dict[str, Any]:
+    """The format's own name of each tensor's dtype. Raises ValueError for one that `dtypes` lacks."""
+    codes = {}
     for name, tensor in tensors.items():
-        if np.dtype(tensor.dtype).newbyteorder("<") not in dtypes:
+        codes[name] = dtypes.get(tensor.dtype.newbyteorder("<"))
+        if codes[name] is None:
             raise ValueError(f"{name}: {format} cannot hold {tensor.dtype}")
+    return codes
 
 
 def check_name(name: str, known: Mapping[str, Any]) -> None:

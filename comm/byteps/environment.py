@@ -9,9 +9,8 @@ from base.errors import InputError
 from base.launchers import is_loopback, is_number
 from comm.numbering import Servers
 
-_PLACE = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
 _SCHEDULER = ("DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
-_ALONE = {
+_ALONE = {  # the place of a process without others
     "DMLC_ROLE": "worker",
     "DMLC_NUM_WORKER": "1",
     "DMLC_WORKER_ID": "0",
@@ -22,15 +21,13 @@ _HOW = "start the script with hosts/launch.py, or with bpslaunch and the DMLC_* 
 
 
 class Place(NamedTuple):
-    """A process's place in a run. `distributed`: there are servers, reached through the scheduler at
-    `scheduler` (host:port, empty without)."""
+    """A process's place in a run. `distributed`: there are servers, and a scheduler."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     distributed: bool
-    scheduler: str
 
 
 def complete_environment(environ: MutableMapping[str, str]) -> None:
@@ -41,7 +38,7 @@ def complete_environment(environ: MutableMapping[str, str]) -> None:
     interface, and fails where there is none). PORT goes: ps-lite would bind every process of a host to it.
     """
     environ.pop("PORT", None)
-    if not any(name in environ for name in (*_PLACE, *_SCHEDULER)):
+    if not any(name in environ for name in (*_ALONE, *_SCHEDULER)):
         environ.update(_ALONE)
     if is_loopback(environ.get("DMLC_PS_ROOT_URI", "")) and "DMLC_INTERFACE" not in environ:
         environ.setdefault("DMLC_NODE_HOST", "127.0.0.1")
@@ -59,16 +56,8 @@ def read_place(environ: Mapping[str, str]) -> Place:
             if role
             else f"DMLC_ROLE is not set, though other variables of BytePS are: {_HOW}"
         )
-    workers = _number(environ, "DMLC_NUM_WORKER", least=1)
-    worker = _number(environ, "DMLC_WORKER_ID", least=0)
-    local_size = _number(environ, "BYTEPS_LOCAL_SIZE", least=1)
-    local_rank = _number(environ, "BYTEPS_LOCAL_RANK", least=0)
-    if worker >= workers:
-        raise InputError(f"DMLC_WORKER_ID={worker}: with DMLC_NUM_WORKER={workers} it is 0 to {workers - 1}")
-    if local_rank >= local_size:
-        raise InputError(
-            f"BYTEPS_LOCAL_RANK={local_rank}: with BYTEPS_LOCAL_SIZE={local_size} it is 0 to {local_size - 1}"
-        )
+    worker, workers = _index(environ, "DMLC_WORKER_ID", "DMLC_NUM_WORKER")
+    local_rank, local_size = _index(environ, "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
     rank = worker * local_size + local_rank
     if environ.get("BYTEPS_GLOBAL_RANK", str(rank)) != str(rank):
         raise InputError(
@@ -80,17 +69,14 @@ def read_place(environ: Mapping[str, str]) -> Place:
             "BYTEPS_ENABLE_ASYNC: asynchronous training leaves no mean to clip and apply; unset it"
         )
     distributed = workers > 1 or environ.get("BYTEPS_FORCE_DISTRIBUTED", "0") != "0"
-    scheduler = ""
     if distributed:
         _number(environ, "DMLC_NUM_SERVER", least=1)
         port = _number(environ, "DMLC_PS_ROOT_PORT", least=1)
-        host = environ.get("DMLC_PS_ROOT_URI", "")
-        if not host:
+        if not environ.get("DMLC_PS_ROOT_URI"):
             raise InputError(f"DMLC_PS_ROOT_URI is not set: it is the scheduler's address; {_HOW}")
         if port > 65535:
             raise InputError(f"DMLC_PS_ROOT_PORT={port}: a port is at most 65535")
-        scheduler = f"{host}:{port}"
-    return Place(rank, workers * local_size, local_rank, local_size, distributed, scheduler)
+    return Place(rank, workers * local_size, local_rank, local_size, distributed)
 
 
 def read_servers(environ: Mapping[str, str], place: Place) -> Servers | None:
@@ -105,6 +91,14 @@ def read_servers(environ: Mapping[str, str], place: Place) -> Servers | None:
     if "BYTEPS_MIXED_MODE_BOUND" in environ or servers <= workers or workers < 2:
         return None
     return Servers(workers, servers - workers, workers, partition_bytes)
+
+
+def _index(environ: Mapping[str, str], name: str, of: str) -> tuple[int, int]:
+    """The number in a variable, and that in the variable `of`, which is greater."""
+    count, index = _number(environ, of, least=1), _number(environ, name, least=0)
+    if index >= count:
+        raise InputError(f"{name}={index}: with {of}={count} it is 0 to {count - 1}")
+    return index, count
 
 
 def _number(environ: Mapping[str, str], name: str, least: int) -> int:

@@ -18,7 +18,6 @@ from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from comm.watch.run_processes import uses_byteps
 
-LOOPBACK = "127.0.0.1"
 MOST = 24  # interfaces that are looked at
 _LISTS = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include", "HOROVOD_GLOO_IFACE")
 

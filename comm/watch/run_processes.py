@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Mapping, NamedTuple
 
 from base.launchers import RANK_VARIABLES, hosts_of_run, launched_rank, number_in
@@ -44,13 +43,13 @@ def uses_byteps(environ: Mapping[str, str]) -> bool:
     return environ.get("DMLC_NUM_WORKER") != "1" or environ.get("BYTEPS_FORCE_DISTRIBUTED", "0") != "0"
 
 
-def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -> list[Part]:
+def parts_on_this_host(environ: Mapping[str, str]) -> list[Part]:
     """The run's processes on this host, this one included, by role and process id; empty under a launcher
     whose runs cannot be told apart."""
     marks = _marks(environ)
     if not marks:
         return []
-    processes = list(running(proc))
+    processes = list(running())
     alike = set(marks) == set(_BYTEPS_WORKER)
     own_command = next((each.words for each in processes if each.pid == os.getpid()), []) if alike else None
     by_role: dict[str, list[Running]] = {}

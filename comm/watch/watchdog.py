@@ -38,6 +38,7 @@ from comm.options import DEFAULT_TIMEOUT
 from comm.watch import places
 from comm.watch.heartbeat import (
     ENDED,
+    LOOPBACK,
     SILENT,
     STUCK,
     TOLD,
@@ -335,7 +336,7 @@ def _listening_addresses(communicator: Communicator, environ: Mapping[str, str])
     together = here == there
     flags = [together, *(together or places.shares(own, str(each)) for each in offered)]
     on_one_machine, *shared = communicator.all_agree(flags)
-    return [places.LOOPBACK] if on_one_machine else places.choose(offered, shared)
+    return [LOOPBACK] if on_one_machine else places.choose(offered, shared)
 
 
 def _from_rank_0(communicator: Communicator, value: Any) -> Any:

@@ -23,7 +23,7 @@ WORKER = {
 
 
 def test_a_worker_knows_its_place():
-    assert read_place(WORKER) == Place(7, 12, 3, 4, True, "10.0.0.1:9000")
+    assert read_place(WORKER) == Place(7, 12, 3, 4, True)
 
 
 def test_one_worker_needs_no_servers():
@@ -31,7 +31,7 @@ def test_one_worker_needs_no_servers():
         name: value for name, value in WORKER.items() if "PS_ROOT" not in name and "SERVER" not in name
     }
     environ.update(DMLC_NUM_WORKER="1", DMLC_WORKER_ID="0")
-    assert read_place(environ) == Place(3, 4, 3, 4, False, "")
+    assert read_place(environ) == Place(3, 4, 3, 4, False)
     with pytest.raises(InputError, match="DMLC_NUM_SERVER is not set"):
         read_place({**environ, "BYTEPS_FORCE_DISTRIBUTED": "1"})
 
@@ -39,7 +39,7 @@ def test_one_worker_needs_no_servers():
 def test_without_variables_a_process_is_alone():
     environ = {"PATH": "/bin"}
     complete_environment(environ)
-    assert read_place(environ) == Place(0, 1, 0, 1, False, "")
+    assert read_place(environ) == Place(0, 1, 0, 1, False)
 
 
 def test_what_is_given_is_kept_but_for_a_port_that_was_meant_for_others():

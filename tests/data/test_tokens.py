@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from base.progress import Silent
+from base.progress import Progress
 from data.options import TextConfig
 from data.store.tokens import TokenizeUnit, TokenStore, cached_store, is_store
 from data.text.corpus import documents, text_units
@@ -138,7 +138,7 @@ def test_bad_text_is_named_or_skipped_and_counted(tmp_path, settings):
 def test_text_that_changes_while_it_is_read_is_refused(text, settings, tmp_path, change):
     """The store would be taken for that of the text as it was when its checksum was computed."""
 
-    class Change(Silent):
+    class Change(Progress):
         def update(self, done, counts):
             if done and change == "append":
                 with open(text, "a", encoding="utf-8") as handle:

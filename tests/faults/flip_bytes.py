@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from base.errors import InputError
-from base.progress import Silent
+from base.progress import SILENT
 from data.store import manifest, tokens
 from data.store.build import BuildPlan, Part, build_columns
 from data.store.columns import Column
@@ -275,7 +275,7 @@ def _plan(interrupted: bool) -> BuildPlan:
 def _make_unfinished(folder: Path) -> None:
     folder.mkdir()
     try:
-        build_columns(str(folder / "store"), _plan(interrupted=True), 0, Silent())
+        build_columns(str(folder / "store"), _plan(interrupted=True), 0, SILENT)
     except _Stop:
         return
     raise AssertionError("the build was not interrupted")
@@ -283,7 +283,7 @@ def _make_unfinished(folder: Path) -> None:
 
 def _read_unfinished(folder: Path) -> Any:
     """The numbers of the build, gone on with from whatever is there."""
-    build_columns(str(folder / "store"), _plan(interrupted=False), 0, Silent())
+    build_columns(str(folder / "store"), _plan(interrupted=False), 0, SILENT)
     shards = sorted((folder / "store").glob("values-*.bin"))
     return _digest(b"".join(shard.read_bytes() for shard in shards))
 
