@@ -150,3 +150,12 @@ class Cell(NamedTuple):
 
     backend: str
     workers: int
+
+    @property
+    def group(self) -> int:
+        return self.workers
+
+    @property
+    def name(self) -> str:
+        """For files and messages."""
+        return f"{self.backend}-{self.workers}x"

@@ -65,7 +65,7 @@ def project(options: ProjectionOptions) -> int:
     """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
     pipelines = pipelines_of(options)
     plan = plan_of(options)
-    directory = Path(options.output).expanduser()
+    directory = Path(options.output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
