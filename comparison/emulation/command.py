@@ -163,9 +163,6 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         step_s = self.scale.times * projected.step_s if projected else 1.0
         return START_S + max(SECONDS, (LEAST_STEPS + 1) * step_s)
 
-    def seconds(self, record: dict[str, Any]) -> float:
-        return float(record["seconds"])
-
     def will_run(self, turn: Turn) -> bool:
         return not any(
             record["trouble"] for other, record in self.made.items() if other.setting == turn.setting

@@ -91,9 +91,6 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
         moved = sum(message.nbytes for message in sent) / RATE
         return START_S + len(sent) * self.options.message_seconds + moved
 
-    def seconds(self, record: dict[str, Any]) -> float:
-        return float(record["seconds"])
-
     def will_run(self, turn: Turn) -> bool:
         return bool(self._to_send(turn))
 

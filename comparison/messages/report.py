@@ -12,16 +12,7 @@ from base.quantities import digits
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, legend_below, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
-from comparison.report import (
-    PLANNING,
-    Part,
-    Report,
-    busy_mark,
-    marked,
-    samples_of,
-    where,
-    with_others,
-)
+from comparison.report import Found, Report, judged, report_on
 from comparison.verdicts import (
     DIFFERENT,
     EQUAL,
@@ -31,15 +22,14 @@ from comparison.verdicts import (
     Pair,
     Spread,
     compare,
-    planning,
     spread,
 )
-from comparison.wording import memory, verdict, with_range
+from comparison.wording import memory, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME, PICTURE = "messages", "messages.png"
+NAME = "messages"  # of the files
 DEFINITIONS = """\
 - A message is one array, or several (`200x64KB`) that are averaged in one call, as gradients are. 1 KB is
   1024 bytes, 1 MB/s is 10^6 bytes a second. Every backend averages through the same code as in training
@@ -195,11 +185,15 @@ def tables_of(
         rows = []
         for message, cell in itertools.product(messages, chosen):
             names = [message.name, titles[cell.backend]]
-            own = outcome.figures[cell].get(message.name)
+            measured = {
+                each.backend: outcome.figures[each][message.name]
+                for each in chosen
+                if message.name in outcome.figures[each]
+            }
+            own = measured.get(cell.backend)
             if own is None:
                 rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
                 continue
-            pair = tests.get(Place(workers, message.name, cell.backend))
             ratio = EMPTY if own.ratio is None else f"{own.ratio.median:.2f}"
             if own.ratio and own.ratio.least != own.ratio.most:
                 ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
@@ -209,32 +203,19 @@ def tables_of(
                 digits(own.bus_bytes_per_s / 1e6),
                 digits(1e3 * own.first_s.median),
                 ratio,
-                verdict(pair, {"titles": titles}) if pair else EMPTY,
             ]
-            behind = None
-            if pair:
-                taken = {
-                    each: outcome.figures[Cell(each, workers)][message.name].samples_s
-                    for each in (pair.first, pair.second)
-                }
-                behind = samples_of(pair, taken, titles, f"{message.name} over {workers} ranks")
-            rows.append(Row([*names, *figures], samples=behind))
+            pair = tests.get(Place(workers, message.name, cell.backend))
+            samples = {key: each.samples_s for key, each in measured.items()}
+            where = f"{message.name} over {workers} ranks"
+            rows.append(judged([*names, *figures], pair, samples, titles, where))
         reference = titles[reference_of(cells, workers).backend]
         head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
         head += [f"to {reference} (least to most)", "verdict"]
-        plural = "ranks" if workers > 1 else "rank"
-        found.append(Table(f"One average of a message over {workers} {plural}", head, rows, names=2))
-    rows = [
-        Row(
-            [
-                str(cell.workers),
-                titles[cell.backend],
-                with_spread(start.start_up_s),
-                with_spread(start.agreement_s, 1e3),
-            ]
-        )
-        for cell, start in outcome.starts.items()
-    ]
+        found.append(Table(f"One average of a message over {workers} ranks", head, rows, names=2))
+    rows = []
+    for cell, start in outcome.starts.items():
+        figures = [with_spread(start.start_up_s), with_spread(start.agreement_s, 1e3)]
+        rows.append(Row([str(cell.workers), titles[cell.backend], *figures]))
     if rows:
         head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
         found.append(Table("Start-up, and agreement of the ranks", head, rows, names=2))
@@ -265,34 +246,16 @@ def report_of(
         complete: False for a comparison that goes on, or was interrupted.
     """
     taken = [[each["others"] for each in launch["attempts"] if "others" in each] for launch in launches]
-    shares = [max(each) for each in taken if each]
-    facts = {**facts, "busy": busy_mark(shares)}
     outcome = evaluate(cells, messages, launches, left_out, facts["confidence"])
-    tables = marked(tables_of(cells, messages, outcome, facts["titles"]), facts["busy"])
-    sentences = _sentences(facts, cells, launches, outcome)
-    planned = planning(outcome.pairs, facts["confidence"])
-    sentences += [planned.sentence] if planned else []
-    if not complete:
-        done = f"{len(launches)} of {len(cells) * facts['repeats']} launches are done"
-        sentences = [f"Partial: {done}; the same command continues.", *sentences]
-    sentences = with_others(sentences, shares)
-    figure = draw(cells, messages, outcome.figures, facts["titles"])
     error = f"{1 - facts['confidence']:.6g}"
-    document: list[Part] = [
-        "# Communication alone",
-        *sentences,
-        *tables,
-        f"![latency and bandwidth by size]({PICTURE})" if figure else "",
-        "## What was measured",
-        DEFINITIONS,
+    verdicts = (
         "Verdicts. A launch gives one value for a message: the median over its rounds. Two backends are"
         " compared by the logarithm of the ratio of their values within each repeat, with a two-sided paired"
         " t-test. One is called faster only if the p-value, adjusted by Holm's method over all verdicts of"
         f" this report, is at most {error}; equal within {MARGIN:.0%} where two one-sided t-tests, adjusted"
         f' alike, show that; otherwise it says "{NOT_SHOWN}", which does not say that there is none. With'
-        f" fewer than {FEWEST_REPEATS} repeats in common there is no verdict.",
-        *where(facts),
-    ]
+        f" fewer than {FEWEST_REPEATS} repeats in common there is no verdict."
+    )
     # Of each message its figures, or the reason why there are none.
     rows = [
         {
@@ -305,17 +268,22 @@ def report_of(
         }
         for cell, message in itertools.product(cells, messages)
     ]
-    content = {
-        "complete": complete,
-        **facts,
-        "figures": rows,
-        "pairs": [pair for pair in outcome.pairs if pair.repeats],
-        PLANNING: planned,
-        "starts": [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()],
-        "launches": launches,
-    }
-    shown: list[Part] = [*tables, "\n".join(sentences)]
-    return Report(NAME, document, content, {PICTURE: figure}, shown, facts["busy"])
+    starts = [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()]
+    found = Found(
+        name=NAME,
+        title="Communication alone",
+        tables=tables_of(cells, messages, outcome, facts["titles"]),
+        sentences=_sentences(facts, cells, launches, outcome),
+        figure=draw(cells, messages, outcome.figures, facts["titles"]),
+        caption="latency and bandwidth by size",
+        rows=rows,
+        pairs=outcome.pairs,
+        explained=[DEFINITIONS, verdicts],
+        number=len(cells) * facts["repeats"],
+        shares=[max(each) for each in taken if each],
+        more={"starts": starts},
+    )
+    return report_on(found, facts, launches, complete)
 
 
 def _sentences(
@@ -343,8 +311,6 @@ def _sentences(
         if parts and repeats >= FEWEST_REPEATS:
             against = f"{titles[cell.backend]} against {titles[reference_of(cells, cell.workers).backend]}"
             sentences.append(f"{cell.workers} ranks: {against}: {'; '.join(parts)}.")
-    if repeats < FEWEST_REPEATS:
-        sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
         roles = peaks.setdefault(titles[launch["backend"]], {})

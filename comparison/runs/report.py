@@ -9,7 +9,7 @@ import shlex
 from typing import Any, Mapping, Sequence
 
 from base.tables import Table
-from comparison.report import PLANNING, Part, Report, busy_mark, marked, with_others
+from comparison.report import PLANNING, Part, Report, busy_mark, marked, with_remarks
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
 from comparison.runs.record import TIMED, Record
@@ -71,8 +71,7 @@ def report_of(
         facts["busy"],
     )
     planned_repeats = planning(results.pairs, facts["confidence"])
-    said = [*summary(results, facts), *([planned_repeats.sentence] if planned_repeats else [])]
-    first = with_others([*warnings, *said], shares)
+    first = with_remarks([*warnings, *summary(results, facts)], planned_repeats, shares)
     # `launches` are the raw samples; seconds, bytes, nats.
     content = {
         "schema": SCHEMA,

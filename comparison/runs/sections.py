@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.report import samples_of
+from comparison.report import judged
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
@@ -29,7 +29,6 @@ from comparison.wording import (
     share_with_extremes,
     size,
     title_of,
-    verdict,
     with_extremes,
     with_quartiles,
 )
@@ -105,11 +104,11 @@ def pairs(results: Results, facts: Facts) -> Table | None:
         if each.low is not None:
             ratio += f" ({each.low:.3f} to {each.high:.3f})"
         cells = setting_cells(Setting(each.first, *each.group), facts)
-        cells += [title_of(each.second, facts), ratio, p, str(each.repeats), verdict(each, facts)]
+        cells += [title_of(each.second, facts), ratio, p, str(each.repeats)]
         ran = {name: results.of(Setting(name, *each.group)) for name in (each.first, each.second)}
         found = {name: own.figures.samples for name, own in ran.items() if own and own.figures}
         titles = {name: title_of(name, facts) for name in found}
-        rows.append(Row(cells, samples=samples_of(each, found, titles, group_words(each.group, facts))))
+        rows.append(judged(cells, each, found, titles, group_words(each.group, facts)))
     head = ["workers", "dtype", f"{batch_unit(facts)} a worker"]
     head += ["A", "B", "B's time / A's", "p", "repeats", "verdict"]
     confidence = 100 * facts["confidence"]
