@@ -53,11 +53,10 @@ LIMITS = """\
 """
 
 
-def report_of(
-    plan: Plan, projections: Sequence[Projection], crossings: Sequence[crossover.Crossing] = ()
-) -> Report:
+def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
     """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
-    work, points, more = plan.workload, validate(), further.further()
+    work, projections, points, more = plan.workload, plan.projections(), validate(), further.further()
+    held_out = further.is_held_out(more)
     own = []
     for key in dict.fromkeys(each.strategy for each in projections):
         chosen = [each for each in projections if each.strategy == key]
@@ -132,10 +131,31 @@ def report_of(
     if crossings:
         pictures[crossover.PICTURE] = crossover.draw(crossings, plan)
     content = {
-        **_content(plan, projections, points),
+        "schema": SCHEMA,
+        "model": plan.model,
+        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
+        "workload": {
+            "parameters": work.elements,
+            "gradient_bytes": work.total_bytes,
+            "gradient_dtype": plan.gradient_dtype,
+            "compute_dtype": plan.compute_dtype,
+            "parts": [
+                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
+                for part in work.parts
+            ],
+            "compute_s": work.compute_s,
+            "compute_source": plan.compute_source,
+            "optimizer_s": work.optimizer_s,
+            "sequences": work.sequences,
+            "length": work.length,
+            "accumulate": work.accumulate,
+            "overlap": work.overlap,
+        },
+        "projections": projections,
+        "validation_error": {"predicted": errors[True], "without_overlap": errors[False]},
+        "validation": [_as_object(point) for point in points],
         "further_validation": [
-            {**_as_object(each), "held_out": further.is_held_out(more).get(further.name_of(each))}
-            for each in more
+            {**_as_object(each), "held_out": held_out.get(further.name_of(each))} for each in more
         ],
         "crossover": crossings,
     }
@@ -159,38 +179,6 @@ COLUMNS: Mapping[str, Callable[[Projection], str]] = {
     "without overlap": lambda each: f"{100 * each.without_overlap:.1f}%",
     "sent by a host": lambda each: size(each.sent_bytes) if each.sent_bytes else "0",
 }
-
-
-def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> dict[str, Any]:
-    work = plan.workload
-    return {
-        "schema": SCHEMA,
-        "model": plan.model,
-        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
-        "workload": {
-            "parameters": work.elements,
-            "gradient_bytes": work.total_bytes,
-            "gradient_dtype": plan.gradient_dtype,
-            "compute_dtype": plan.compute_dtype,
-            "parts": [
-                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
-                for part in work.parts
-            ],
-            "compute_s": work.compute_s,
-            "compute_source": plan.compute_source,
-            "optimizer_s": work.optimizer_s,
-            "sequences": work.sequences,
-            "length": work.length,
-            "accumulate": work.accumulate,
-            "overlap": work.overlap,
-        },
-        "projections": projections,
-        "validation_error": {
-            name: error_range(points, overlap)
-            for name, overlap in (("predicted", True), ("without_overlap", False))
-        },
-        "validation": [_as_object(point) for point in points],
-    }
 
 
 def _as_object(point: Point[Case]) -> dict[str, Any]:
