@@ -90,6 +90,11 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
+def marker(index: int) -> str:
+    """Beside the colour, so that lines can be told apart in grey."""
+    return "os^Dv*X"[index % 7]
+
+
 def line_style(index: int, count: int) -> dict[str, Any]:
     """Style of one of `count` lines: what is drawn first is wider, so that equal lines are all seen."""
     return {

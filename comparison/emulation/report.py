@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 from base.drawing import new_figure
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, ideal_style, legend_below, plain, whiskers
+from comparison.backends import REFERENCE
+from comparison.canvas import colour, ideal_style, legend_below, marker, plain, whiskers
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import TRACE, Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "emulation"  # of the files
-REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
 NEAR, FAR = 0.05, 0.15  # goals for the median and the largest deviation from the projection
 DEFINITIONS = """\
 - Hosts are network namespaces of this machine with one rank each, joined by a bridge. Token buckets limit
@@ -278,11 +278,11 @@ def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figur
         own = [each for setting, each in known.items() if setting.contender == name]
         places = [1e3 * (each.projected_s or 0.0) for each in own]
         times = [Spread(*(1e3 * value for value in each.step_s)) for each in own]
-        style = {"color": colour(number), "marker": "os^Dv*X"[number % 7], "linestyle": "none"}
+        style = {"color": colour(number), "marker": marker(number), "linestyle": "none"}
         left.plot(places, [each.median for each in times], label=title_of(name, titles), **style)
         whiskers(left, places, times, color=style["color"])
-    ends = [min(1e3 * (each.projected_s or 0.0) for each in known.values())]
-    ends.append(max(1e3 * (each.projected_s or 0.0) for each in known.values()))
+    projected = [1e3 * (each.projected_s or 0.0) for each in known.values()]
+    ends = [min(projected), max(projected)]
     left.plot(ends, ends, label="equal", **ideal_style())
     left.fill_between(ends, [(1 - FAR) * each for each in ends], [(1 + FAR) * each for each in ends],
                       color="#888888", alpha=0.15, linewidth=0)  # fmt: skip

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 # Values repeat after so many elements. It is prime: pieces of a message, whose lengths are powers of two,
 # would otherwise hold the same values, and might change places unnoticed.
 PERIOD = 4093
-DTYPES = ("float32", "float16")
 _BITS = {"float32": 24, "float16": 11}  # of the significand: whole numbers up to 2**bits are exact
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.drawing import new_figure
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, legend_below, plain, whiskers
+from comparison.backends import REFERENCE
+from comparison.canvas import colour, legend_below, marker, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
 from comparison.report import Found, Report, judged, report_on
 from comparison.verdicts import (
@@ -49,9 +50,6 @@ DEFINITIONS = """\
   importing, joining, making names known. An agreement follows the exchange in every training step: the ranks
   learn whether all of them may go on. 50 in a row after the last message, the slowest rank's median.
 - Launches of all backends take turns in an order drawn for every repeat; ratios are taken within a repeat."""
-
-
-REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
 
 
 class Place(NamedTuple):
@@ -331,8 +329,7 @@ def _sentences(
     ]
 
 
-# Beside the colours, so that lines can be told apart in grey: markers for backends, dashes for ranks.
-_MARKERS, _DASHES = "os^Dv*X", ("-", "--", ":", "-.")
+_DASHES = ("-", "--", ":", "-.")  # for numbers of ranks
 
 
 def draw(
@@ -349,33 +346,28 @@ def draw(
     backends = list(dict.fromkeys(cell.backend for cell in cells))
     workers = list(dict.fromkeys(cell.workers for cell in cells))
     ranks = f" over {workers[0]} ranks" if len(workers) == 1 else ""
-    panels: Sequence[tuple[str, str, Callable[[Message, float, int], float]]] = (
-        (f"time of one average{ranks}", "ms", lambda message, seconds, count: 1e3 * seconds),
-        (
-            f"bus bandwidth{ranks}: 2(n − 1)/n × bytes / time",
-            "GB/s",
-            lambda message, seconds, count: bus_bandwidth(message.nbytes, seconds, count) / 1e9,
-        ),
-    )
+    titles_of = {
+        "ms": f"time of one average{ranks}",
+        "GB/s": f"bus bandwidth{ranks}: 2(n − 1)/n × bytes / time",
+    }
     latencies = [each.latency_s for own in figures.values() for each in own.values()]
     bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in latencies) else ""
     several = {}
     sizes = [message.nbytes for message in messages]
     # In powers of 4, and the largest in place of one that its name would touch.
     ticks = [4**power for power in range(20) if min(sizes) <= 4**power < max(sizes) / 2] + [max(sizes)]
-    all_axes = figure.subplots(1, len(panels))
-    for axes, (title, unit, value) in zip(all_axes, panels):
+    all_axes = figure.subplots(1, len(titles_of))
+    for axes, (unit, title) in zip(all_axes, titles_of.items()):
         for cell in cells:
             number = backends.index(cell.backend)
-            style = {"color": colour(number), "marker": _MARKERS[number % len(_MARKERS)]}
-            shown = [message for message in messages if message.name in figures[cell]]
+            style = {"color": colour(number), "marker": marker(number)}
             points = []
-            for message in shown:
+            for message in (each for each in messages if each.name in figures[cell]):
                 latency = figures[cell][message.name].latency_s
-                three = [
-                    value(message, seconds, cell.workers)
-                    for seconds in (latency.median, latency.least, latency.most)
-                ]
+                seconds = (latency.median, latency.least, latency.most)
+                three = [1e3 * each for each in seconds]
+                if unit == "GB/s":
+                    three = [bus_bandwidth(message.nbytes, each, cell.workers) / 1e9 for each in seconds]
                 if message.tensors == 1:
                     points.append((message.nbytes, *three))
                     continue
