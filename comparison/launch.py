@@ -149,7 +149,8 @@ INTERVAL = 0.2
 
 
 class PeakMemory:
-    """Watches the processes of a launch in a thread while the block runs.
+    """Watches the processes of a launch in a thread while the block runs. `peak_bytes`: role -> greatest
+    resident memory of one of its processes up to now.
 
     Args:
         marker: the value of MARKER in their environment.
@@ -158,15 +159,10 @@ class PeakMemory:
 
     def __init__(self, marker: str, script: str | Path | None):
         self._marker, self._script = marker, None if script is None else str(script)
-        self._peaks: dict[str, int] = {}
+        self.peak_bytes: dict[str, int] = {}
         self._strangers: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
-
-    @property
-    def peak_bytes(self) -> dict[str, int]:
-        """Role -> greatest resident memory of one of its processes up to now."""
-        return dict(self._peaks)
 
     def __enter__(self) -> PeakMemory:
         self._thread.start()
@@ -193,7 +189,7 @@ class PeakMemory:
                 continue
             role = role_of(_read(pid, "cmdline") or [], variables, self._script)
             if role is not None:
-                self._peaks[role] = max(self._peaks.get(role, 0), peak_of(pid))
+                self.peak_bytes[role] = max(self.peak_bytes.get(role, 0), peak_of(pid))
 
 
 def role_of(words: list[str], variables: list[str], script: str | None) -> str | None:

@@ -98,24 +98,22 @@ def emulate(options: EmulationOptions) -> int:
 def _workloads(options: EmulationOptions) -> dict[tuple[str, str, int], Workload]:
     """By work, dtype of gradients and accumulation. Raises InputError."""
     found: dict[tuple[str, str, int], Workload] = {}
-    for group in dict.fromkeys(setting.group for setting in options.settings):
-        key = _key(group)
-        if key in found:
-            continue
-        if group.work.startswith("bert_"):
+    for key in dict.fromkeys(_key(setting.group) for setting in options.settings):
+        work, dtype, accumulate = key
+        if work.startswith("bert_"):
             try:
-                parse_model(group.work)
+                parse_model(work)
             except InputError as error:
                 raise InputError(f"--work {str(error).partition(' ')[2]}") from error
-            projection = replace(options.projection, model=group.work, gpus=[1], accumulate=group.accumulate)
-            found[key] = plan_of(replace(projection, gradient_dtype=group.dtype)).workload
-        elif group.accumulate > 1:
-            raise InputError(f"--accumulations {group.accumulate}: {group.work} is one exchange of gradients")
-        elif group.work == TRACE and options.trace is not None:
-            found[key] = traced_workload(options.trace, group.dtype)
+            projection = replace(options.projection, model=work, gpus=[1], accumulate=accumulate)
+            found[key] = plan_of(replace(projection, gradient_dtype=dtype)).workload
+        elif accumulate > 1:
+            raise InputError(f"--accumulations {accumulate}: {work} is one exchange of gradients")
+        elif work == TRACE and options.trace is not None:
+            found[key] = traced_workload(options.trace, dtype)
         else:
             try:
-                found[key] = message_workload(group.work, group.dtype)
+                found[key] = message_workload(work, dtype)
             except ValueError as error:
                 raise InputError(f"--work {error}, or bert_LAYERS_UNITS_HEADS") from error
     return found

@@ -183,12 +183,8 @@ def tables_of(
         rows = []
         for message, cell in itertools.product(messages, chosen):
             names = [message.name, titles[cell.backend]]
-            measured = {
-                each.backend: outcome.figures[each][message.name]
-                for each in chosen
-                if message.name in outcome.figures[each]
-            }
-            own = measured.get(cell.backend)
+            measured = {each.backend: outcome.figures[each].get(message.name) for each in chosen}
+            own = measured[cell.backend]
             if own is None:
                 rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
                 continue
@@ -203,7 +199,7 @@ def tables_of(
                 ratio,
             ]
             pair = tests.get(Place(workers, message.name, cell.backend))
-            samples = {key: each.samples_s for key, each in measured.items()}
+            samples = {key: each.samples_s for key, each in measured.items() if each}
             where = f"{message.name} over {workers} ranks"
             rows.append(judged([*names, *figures], pair, samples, titles, where))
         reference = titles[reference_of(cells, workers).backend]
@@ -289,14 +285,14 @@ def _sentences(
 ) -> list[str]:
     """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
     neither is shown, on peak memory and on bad ends."""
-    titles, repeats, counts = facts["titles"], facts["repeats"], [cell.workers for cell in cells]
+    titles = facts["titles"]
     sentences = [
         f"{titles[cell.backend]} with {cell.workers} ranks is wrong at {name}: {reason[len('wrong: ') :]}."
         for cell in cells
         for name, reason in outcome.reasons[cell].items()
         if reason.startswith("wrong: ")
     ]
-    for cell in sorted(cells, key=lambda cell: counts.index(cell.workers)):
+    for cell in cells:
         kinds: dict[str, list[str]] = {"faster": [], "slower": [], EQUAL: [], NOT_SHOWN: [], "no verdict": []}
         for pair in outcome.pairs:
             if Cell(pair.group.backend, pair.group.workers) != cell:
@@ -306,7 +302,7 @@ def _sentences(
                 kind = "faster" if pair.faster == cell.backend else "slower"
             kinds[kind].append(pair.group.message)
         parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
-        if parts and repeats >= FEWEST_REPEATS:
+        if parts and facts["repeats"] >= FEWEST_REPEATS:
             against = f"{titles[cell.backend]} against {titles[reference_of(cells, cell.workers).backend]}"
             sentences.append(f"{cell.workers} ranks: {against}: {'; '.join(parts)}.")
     peaks: dict[str, dict[str, int]] = {}

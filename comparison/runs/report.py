@@ -214,8 +214,6 @@ def _document(
         greatest.append(f"of {kind}: {where}")
     agreeing = f"Greatest relative difference of backends that agree, {'; '.join(greatest)}."
     average = " with --use_avg_len" if facts["use_avg_len"] else ""
-    machine = facts.get("machine") or {}
-    cores = f" ({machine['cores']} cores)" if machine.get("cores") else ""
     return [
         "# Horovod against BytePS",
         *first,
@@ -237,18 +235,19 @@ def _document(
         f" {facts['log_interval']} steps."
         f" {repeats} repeats; every repeat runs all settings once, in an order drawn for it, the backends of"
         " a setting next to each other.",
-        _listing("Machine", machine),
-        _listing("Versions", facts.get("versions") or {}),
+        _listing("Machine", facts["machine"]),
+        _listing("Versions", facts["versions"]),
         "The comparison:",
-        _code([facts.get("command") or []]),
+        _code([facts["command"]]),
         "One launch of each setting:",
         _code([each.command for each in results.results]),
         "## What the figures mean, and what not",
         "- Seconds per step are wall time of training: forward, backward, exchange, update, and waiting for"
         " data; checkpoints and evaluation are not in them.\n"
-        f"- They hold for this machine{cores}, this model, these batch sizes and these versions. Workers that"
-        " share a machine share its cores and memory bandwidth, also with BytePS's servers; where the"
-        " exchange goes through loopback or shared memory it says nothing about a network.\n"
+        f"- They hold for this machine ({facts['machine']['cores']} cores), this model, these batch sizes and"
+        " these versions. Workers that share a machine share its cores and memory bandwidth, also with"
+        " BytePS's servers; where the exchange goes through loopback or shared memory it says nothing about a"
+        " network.\n"
         "- A backend that agrees with the others has computed the same for the steps that were run; that is"
         " no proof for longer runs or more workers.\n"
         "- The times to finish are rates multiplied out; nobody ran them.",
@@ -256,12 +255,12 @@ def _document(
 
 
 def _listing(title: str, values: Mapping[str, Any]) -> str:
-    rows = []
-    for name, value in values.items():
-        if value not in ("", [], None):
-            shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-            rows.append(f"- {name}: {shown}")
-    return "\n".join([f"{title}:", "", *(rows or ["- unknown"])])
+    rows = [
+        f"- {name}: {' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for name, value in values.items()
+        if value not in ("", [], None)
+    ]
+    return "\n".join([f"{title}:", "", *rows])
 
 
 def _code(commands: Sequence[Sequence[str]]) -> str:
