@@ -295,5 +295,5 @@ def draw(first: Earlier, others: Sequence[Earlier], pairs: Mapping[Any, Pair]) -
     axes.set_yticks(range(len(shown)), [", ".join(key) for key in shown], fontsize=8)
     axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=f"time to that in {first.name}; right of 1 is slower")
     plain(axes, "x")
-    legend_below(figure, axes, 4)
+    legend_below(figure, [axes], 4)
     return figure

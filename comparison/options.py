@@ -350,10 +350,9 @@ def _of_emulation(
     options: argparse.Namespace, backends: Mapping[str, Backend], command: tuple[str, ...]
 ) -> EmulationOptions:
     """Raises InputError for values that do not go together."""
-    table = {**options_in(Axes), **options_in(Trained)}
-    of_runs = {name: known for name, known in table.items() if name not in ("backends", "max_seq_length")}
-    for name, known in {**of_runs, "hostfile": options_in(Measurement)["hostfile"]}.items():
-        if _given(options, name, known):
+    table = {**options_in(Axes, Trained), "hostfile": options_in(Measurement)["hostfile"]}
+    for name, known in table.items():
+        if name not in ("backends", "max_seq_length") and _given(options, name, known):
             raise InputError(f"--{name}: is not for --emulate, which has --hosts, --work, --gradient_dtypes")
     keys = options.backends or ["hvd_mpi", "hvd_gloo", "byteps"]
     for key in keys:

@@ -308,5 +308,5 @@ def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figur
         right.set_axis_off()
     for axes in (left, right):
         plain(axes, "both")
-    legend_below(figure, left, 4)
+    legend_below(figure, [left], 4)
     return figure

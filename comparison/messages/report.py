@@ -389,7 +389,7 @@ def draw(
     if several:
         label = f"large hollow: {', '.join(several.values())}"
         all_axes[0].plot([], [], "o", color="grey", markersize=9, markerfacecolor="none", label=label)
-    legend_below(figure, all_axes[0], 4)
+    legend_below(figure, all_axes[:1], 4)
     return figure
 
 

@@ -235,7 +235,7 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
     rate.set_ylabel("sequences/s a GPU")
     title = f"{plan.model} on {plan.cluster.title}\n{plan.batch}; {plan.precision}"
     figure.suptitle(title, fontsize=11)
-    legend_below(figure, drawn[0], 2)
+    legend_below(figure, drawn[:1], 2)
     return figure
 
 
@@ -254,7 +254,7 @@ def _validation(points: Sequence[Point[Case]]) -> Figure:
     for axes, unit, name in ((steps, STEP, "seconds per step"), (days, DAYS, "days of training")):
         _draw_series(axes, [point for point in main if point.case.unit == unit], name)
         axes.set_title(f"a university, by its {'days' if unit == DAYS else 'step times'}", fontsize=10)
-    legend_below(figure, steps, 4)
+    legend_below(figure, [steps], 4)
     return figure
 
 

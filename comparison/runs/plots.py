@@ -15,7 +15,6 @@ from comparison.canvas import (
     ideal_style,
     legend_below,
     line_style,
-    name_backends,
     plain,
     thousands,
     whiskers,
@@ -63,7 +62,9 @@ def throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
         axes.set_xlim(-0.5, len(workers) - 0.5)
         thousands(axes)
         plain(axes)
-    name_backends(figure, backends, facts)
+    for index, backend in enumerate(backends):  # whoever has no bar has a name, too
+        places[0][0].plot([], [], "s", markersize=9, color=colour(index), label=title_of(backend, facts))
+    legend_below(figure, places[0])
     several = any(each.launches > 1 for each in results.results)
     spread = ": medians; whiskers from the slowest to the fastest launch" if several else " of one launch"
     figure.suptitle(f"Throughput{spread}", fontsize=11)
@@ -86,7 +87,8 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             rates = {count: each.tokens_per_s for count, each in known}
             if 1 in rates:
                 ones.append(rates[1].median)
-            upper.plot(list(rates), [rate.median for rate in rates.values()], marker="o", **line)
+            medians = [rate.median for rate in rates.values()]
+            upper.plot(list(rates), medians, marker="o", label=title_of(backend, facts), **line)
             whiskers(upper, list(rates), list(rates.values()), color=line["color"])
             scaled = {count: each.scaling.efficiency for count, each in known if each.scaling}
             if scaled:
@@ -100,7 +102,7 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
         if ones:
             # From the fastest single worker: no line lies above it but for noise.
             upper.plot([1, max(workers)], [max(ones), max(ones) * max(workers)], **ideal_style())
-        lower.plot([1, max(workers)], [1, 1], **ideal_style())
+        lower.plot([1, max(workers)], [1, 1], label="ideal", **ideal_style())
         upper.set(title=_panel_title(dtype, batch_size, facts), ylabel="tokens/s", xlabel="workers")
         thousands(upper)
         lower.set(ylabel="efficiency", xlabel="workers")
@@ -110,7 +112,7 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             axes.set_xlim(1 - 0.06 * (max(workers) - 1), max(workers) + 0.06 * (max(workers) - 1))
             axes.set_ylim(bottom=0)
             plain(axes)
-    name_backends(figure, backends, facts, lines=True, ideal=True)
+    legend_below(figure, places[0])
     figure.suptitle("Weak scaling: the batch of a worker stays the same", fontsize=11)
     return figure
 
@@ -127,10 +129,8 @@ def losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             curve = results.curves.get(Setting(backend, *group), {})
             for axes, name in zip(pair, ("mlm_loss", "nsp_loss")):
                 points = {step: curve[step][name] for step in sorted(curve) if curve[step][name] is not None}
-                if curve:
-                    marker = "o" if len(points) == 1 else None
-                    line = line_style(index, len(backends))
-                    axes.plot(list(points), list(points.values()), marker=marker, **line)
+                line = {"marker": "o" if len(points) == 1 else None, **line_style(index, len(backends))}
+                axes.plot(list(points), list(points.values()), label=title_of(backend, facts), **line)
         pair[0].set(title=group_words(group, facts), ylabel="masked-LM loss, nats")
         pair[1].set(ylabel="next-sentence loss, nats", xlabel="step")
         for axes in pair:
@@ -145,7 +145,7 @@ def losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             text = "\n".join(wrong)
             pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=7, color=ALARM,
                          transform=pair[0].transAxes)  # fmt: skip
-    name_backends(figure, backends, facts, lines=True)
+    legend_below(figure, places[0])
     figure.suptitle("Losses of the first launch, one curve on top of the other", fontsize=11)
     return figure
 
@@ -241,7 +241,7 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
         title=f"A step of rank 0: {medians_of if most > 1 else 'one profiled launch'}", xlabel="ms a step"
     )
     plain(axes, "x")
-    legend_below(figure, axes, 3)
+    legend_below(figure, [axes], 3)
     return figure
 
 

@@ -201,18 +201,14 @@ def scaling(results: Results, facts: Facts) -> Table | None:
 def to_finish(results: Results, facts: Facts) -> Table:
     """Time and cost of both stages."""
     columns: dict[str, Callable[[Figures], str]] = {
-        "steps": _steps,
-        "stage 1": lambda own: _time(own.finish.stages[0]) if own.finish.stages else EMPTY,
-        "stage 2": lambda own: _time(own.finish.stages[1]) if own.finish.stages else EMPTY,
-        "both stages": _both,
+        "steps": _STEPS,
+        "stage 1": _planned(lambda plan: _time(plan.stages[0])),
+        "stage 2": _planned(lambda plan: _time(plan.stages[1])),
+        "both stages": _BOTH,
     }
     priced = facts.get("price_per_hour") is not None
     if priced:
-        columns["cost"] = lambda own: (
-            f"{'~' if own.finish.estimated else ''}{digits(own.finish.cost or 0.0)}"
-            if own.finish.stages
-            else EMPTY
-        )
+        columns["cost"] = _planned(lambda plan: f"{'~' if plan.estimated else ''}{digits(plan.cost or 0.0)}")
     plans = [each.figures.finish for each in results.results if each.figures]
     notes = ["The plan of hparams.py for as many GPUs as workers, at the median rate with padding."]
     if any(each.estimated for each in plans):
@@ -234,12 +230,12 @@ def _time(time: Finish | StageTime) -> str:
     return ("~" if time.estimated else "") + duration(time.seconds)
 
 
-def _steps(own: Figures) -> str:
-    return f"{own.finish.num_steps:,}" if own.finish.stages else EMPTY
+def _planned(cell: Callable[[Finish], str]) -> Callable[[Figures], str]:
+    """Cells that are empty where no plan is possible."""
+    return lambda own: cell(own.finish) if own.finish.stages else EMPTY
 
 
-def _both(own: Figures) -> str:
-    return _time(own.finish) if own.finish.stages else EMPTY
+_STEPS, _BOTH = _planned(lambda plan: f"{plan.num_steps:,}"), _planned(_time)
 
 
 def throughput(results: Results, facts: Facts) -> Table:
@@ -262,9 +258,9 @@ def training_time(results: Results, facts: Facts) -> Table:
     """Instance, GPUs, steps, throughput, train time."""
     head = ["instance", "strategy", "precision", "batch size", "GPUs"]
     columns: Columns = {
-        "steps": _steps,
+        "steps": _STEPS,
         "sequences/s": lambda own: digits(own.sequences_per_s.median),
-        "train time": _both,
+        "train time": _BOTH,
     }
     per_instance = facts.get("gpus_per_instance")
     instance = str((facts.get("machine") or {}).get("cpu") or "this machine")
