@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
 
 from base.drawing import new_figure
 from base.quantities import digits
@@ -85,8 +85,9 @@ class Start(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`reasons`: why a message has no figures. `pairs`: of the reference with each of the others. `starts`:
-    of the backends that were right everywhere and have come to an end."""
+    """`figures`: of every cell, in the order of the tables. `reasons`: why a message has none. `pairs`: of
+    the reference with each of the others. `starts`: of the backends that were right everywhere and have come
+    to an end."""
 
     figures: dict[Cell, dict[str, Figures]]
     reasons: dict[Cell, dict[str, str]]
@@ -100,7 +101,7 @@ def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
     return nbytes / seconds * 2 * (ranks - 1) / ranks
 
 
-def reference_of(cells: Sequence[Cell], workers: int) -> Cell:
+def reference_of(cells: Iterable[Cell], workers: int) -> Cell:
     backends = [cell.backend for cell in cells if cell.workers == workers]
     return Cell(REFERENCE if REFERENCE in backends else backends[0], workers)
 
@@ -172,14 +173,12 @@ def evaluate(
     return Outcome(figures, reasons, compare(groups, confidence), starts)
 
 
-def tables_of(
-    cells: Sequence[Cell], messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]
-) -> list[Table]:
+def tables_of(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]) -> list[Table]:
     """A table for each number of ranks; start-up and agreement where a backend came so far."""
     tests = {pair.group: pair for pair in outcome.pairs}
     found = []
-    for workers in dict.fromkeys(cell.workers for cell in cells):
-        chosen = [cell for cell in cells if cell.workers == workers]
+    for workers in dict.fromkeys(cell.workers for cell in outcome.figures):
+        chosen = [cell for cell in outcome.figures if cell.workers == workers]
         rows = []
         for message, cell in itertools.product(messages, chosen):
             names = [message.name, titles[cell.backend]]
@@ -202,7 +201,7 @@ def tables_of(
             samples = {key: each.samples_s for key, each in measured.items() if each}
             where = f"{message.name} over {workers} ranks"
             rows.append(judged([*names, *figures], pair, samples, titles, where))
-        reference = titles[reference_of(cells, workers).backend]
+        reference = titles[reference_of(chosen, workers).backend]
         head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
         head += [f"to {reference} (least to most)", "verdict"]
         found.append(Table(f"One average of a message over {workers} ranks", head, rows, names=2))
@@ -266,9 +265,9 @@ def report_of(
     found = Found(
         name=NAME,
         title="Communication alone",
-        tables=tables_of(cells, messages, outcome, facts["titles"]),
-        sentences=_sentences(facts, cells, launches, outcome),
-        figure=draw(cells, messages, outcome.figures, facts["titles"]),
+        tables=tables_of(messages, outcome, facts["titles"]),
+        sentences=_sentences(facts, launches, outcome),
+        figure=draw(messages, outcome.figures, facts["titles"]),
         caption="latency and bandwidth by size",
         rows=rows,
         pairs=outcome.pairs,
@@ -281,11 +280,11 @@ def report_of(
 
 
 def _sentences(
-    facts: Mapping[str, Any], cells: Sequence[Cell], launches: Sequence[Mapping[str, Any]], outcome: Outcome
+    facts: Mapping[str, Any], launches: Sequence[Mapping[str, Any]], outcome: Outcome
 ) -> list[str]:
     """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
     neither is shown, on peak memory and on bad ends."""
-    titles = facts["titles"]
+    titles, cells = facts["titles"], [*outcome.figures]
     sentences = [
         f"{titles[cell.backend]} with {cell.workers} ranks is wrong at {name}: {reason[len('wrong: ') :]}."
         for cell in cells
@@ -329,18 +328,15 @@ _DASHES = ("-", "--", ":", "-.")  # for numbers of ranks
 
 
 def draw(
-    cells: Sequence[Cell],
-    messages: Sequence[Message],
-    figures: Mapping[Cell, Mapping[str, Figures]],
-    titles: Mapping[str, str],
+    messages: Sequence[Message], figures: Mapping[Cell, Mapping[str, Figures]], titles: Mapping[str, str]
 ) -> Figure | None:
     """The median over the launches as a line, least to greatest as a band; messages of several arrays as
     single marks at their total size. None without figures."""
     if not any(figures.values()):
         return None
     figure = new_figure((12, 5.6))
-    backends = list(dict.fromkeys(cell.backend for cell in cells))
-    workers = list(dict.fromkeys(cell.workers for cell in cells))
+    backends = list(dict.fromkeys(cell.backend for cell in figures))
+    workers = list(dict.fromkeys(cell.workers for cell in figures))
     ranks = f" over {workers[0]} ranks" if len(workers) == 1 else ""
     titles_of = {
         "ms": f"time of one average{ranks}",
@@ -354,7 +350,7 @@ def draw(
     ticks = [4**power for power in range(20) if min(sizes) <= 4**power < max(sizes) / 2] + [max(sizes)]
     all_axes = figure.subplots(1, len(titles_of))
     for axes, (unit, title) in zip(all_axes, titles_of.items()):
-        for cell in cells:
+        for cell in figures:
             number = backends.index(cell.backend)
             style = {"color": colour(number), "marker": marker(number)}
             points = []

@@ -299,13 +299,13 @@ def _draw_claims(axes: Axes, points: Sequence[Point[Case]]) -> None:
 
 def _draw_series(axes: Axes, points: Sequence[Point[Case]], name: str) -> None:
     counts = [point.at for point in points]
-    styles: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("published", "o", {"markersize": 6, "label": "published"}),
-        ("predicted", "-", {"linewidth": 1.4, "label": "predicted"}),
-        ("without_overlap", ":", {"linewidth": 1.4, "label": "predicted, without overlap"}),
-    )
-    for field, mark, style in styles:
-        axes.plot(counts, [getattr(point, field) for point in points], mark, color="black", **style)
+    for field, mark, label in (
+        ("published", "o", "published"),
+        ("predicted", "-", "predicted"),
+        ("without_overlap", ":", "predicted, without overlap"),
+    ):
+        values = [getattr(point, field) for point in points]
+        axes.plot(counts, values, mark, markersize=6, linewidth=1.4, color="black", label=label)
     taken = [(point.at, point.published) for point in points if point.calibrated]
     axes.plot(
         *zip(*taken), "o", markersize=12, markerfacecolor="none", color="black",
