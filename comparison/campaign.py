@@ -306,10 +306,11 @@ class Campaign(abc.ABC, Generic[W, R]):
     def after(self, progress: Printed, work: W) -> None:
         """After a launch."""
 
-    def dry_run(self, hosts: Cluster | None) -> int:
+    def dry_run(self) -> int:
         """Prints what `run` would launch and how long that takes; 0."""
         todo = [work for work in self.works if work not in self.made and self.will_run(work)]
         settings = {work.setting: work for work in self.works if work.repeat == 0}
+        hosts = self.options.cluster
         lines = " ".join(f"{name}:{slots}" for name, slots in hosts.lines) if hosts else "this machine"
         print(f"hosts and slots: {lines}")
         print(f"{len(self.works)} launches for {len(settings)} settings; {len(self.made)} are made in "

@@ -157,11 +157,13 @@ class Launching(Measurement, Output):
 
     Attributes:
         backends: by their keys.
+        cluster: the hosts of --hostfile; None: this machine.
         command: words of the command line, for the report.
         given: every option with its value, for the report.
     """
 
     backends: Mapping[str, Backend] = derived()
+    cluster: Cluster | None = derived()
     command: tuple[str, ...] = derived()
     given: Mapping[str, Any] = derived()
 
@@ -177,25 +179,12 @@ class Launching(Measurement, Output):
 
 
 @dataclass(frozen=True)
-class CampaignOptions(Axes, Trained, Launching):
-    """Options of the comparison of training runs and of --comm_only.
-
-    Attributes:
-        script_args: the words after --; none with --comm_only.
-        cluster: the hosts of --hostfile; None: this machine.
-        gpus: GPUs of this machine; 0: CPUs.
-    """
+class RunsOptions(Axes, Trained, Launching):
+    """Options of the comparison of training runs. `script_args`: the words after --. `gpus`: of this machine;
+    0: CPUs. `settings`: every combination of the axes. `profiles` is 0 with --no_profile."""
 
     script_args: tuple[str, ...] = derived()
-    cluster: Cluster | None = derived()
     gpus: int = derived()
-
-
-@dataclass(frozen=True)
-class RunsOptions(CampaignOptions):
-    """Options of the comparison of training runs. `settings`: every combination of the axes. `profiles` is 0
-    with --no_profile."""
-
     settings: tuple[Setting, ...] = derived()
 
     @property
@@ -205,7 +194,7 @@ class RunsOptions(CampaignOptions):
 
 
 @dataclass(frozen=True)
-class MessagesOptions(CampaignOptions, OfMessages):
+class MessagesOptions(OfMessages, Launching):
     """Options of --comm_only. `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
 
     messages: tuple[Message, ...] = derived()
@@ -363,6 +352,7 @@ def _of_emulation(
         EmulationOptions,
         options,
         backends=chosen,
+        cluster=None,
         settings=tuple(emulated_settings(taken(OfEmulation, options), chosen)),
         projection=taken(ProjectionOptions, options),
         command=command,

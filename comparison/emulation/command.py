@@ -88,7 +88,7 @@ def emulate(options: EmulationOptions) -> int:
         store.agree_on(what_counts({**values, "--backends": list(options.backends)}, None), options.repeats)
         emulation = Emulation(options, store, workloads)
         if options.dry_run:
-            return emulation.dry_run(None)
+            return emulation.dry_run()
         subprocess.run(
             ["cc", "-O1", "-shared", "-fPIC", "-o", store.directory / "yield.so", YIELD], check=True
         )

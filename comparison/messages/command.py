@@ -55,7 +55,7 @@ def compare_messages(options: MessagesOptions) -> int:
         }
         store.agree_on(what_counts(values, options.cluster), options.repeats)
         sweep = Sweep(options, store)
-        return sweep.dry_run(options.cluster) if options.dry_run else sweep.run(Path(options.output))
+        return sweep.dry_run() if options.dry_run else sweep.run(Path(options.output))
 
 
 class Sweep(Campaign[Turn, "dict[str, Any]"]):

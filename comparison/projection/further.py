@@ -186,7 +186,7 @@ def tables(first: Sequence[Point[Case]], points: Sequence[Point[Case]]) -> list[
     errors = []
     for title, own in (
         ("the first ones", [point for point in first if not point.calibrated]),
-        *((f"further, {half}", [each for each, own in zip(new, halves) if own == half]) for half in HALVES),
+        *((f"further, {half}", [each for each, its in zip(new, halves) if its == half]) for half in HALVES),
     ):
         cells = [title, str(len(own))]
         for overlap in (True, False):

@@ -79,7 +79,7 @@ def compare_runs(options: RunsOptions) -> int:
             if options.retry_failed:
                 made = {work: record for work, record in made.items() if not record.failure}
             runs = Runs(options, training, store, works, made)
-            return runs.dry_run(options.cluster) if options.dry_run else runs.run(store.directory)
+            return runs.dry_run() if options.dry_run else runs.run(store.directory)
     except OSError as error:  # a full disk, a file system that has gone
         raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
 

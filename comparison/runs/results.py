@@ -21,7 +21,6 @@ from comparison.wording import title_of
 from training.profiling.breakdown import EXPOSED, PARTS
 
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
-SERVERS = ("byteps",)
 
 
 class Breakdown(NamedTuple):
@@ -66,7 +65,7 @@ def traffic(backend: str, workers: int, handed: int | None) -> Traffic | None:
         return None
     if backend in RINGS:
         return Traffic(handed, 2 * (workers - 1) / workers * handed, None)
-    if backend in SERVERS:
+    if backend == "byteps":
         distributed = workers > 1
         return Traffic(handed, handed if distributed else 0, workers * handed if distributed else 0)
     return Traffic(handed, None, None)
