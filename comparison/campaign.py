@@ -262,7 +262,7 @@ class Campaign(abc.ABC, Generic[W, R]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What every report says of where it is from; JSON-able."""
+        """Facts that every report has about its origin; JSON-able."""
         return {
             "machine": machine.describe(ROOT),
             "versions": versions(),

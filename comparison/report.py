@@ -154,7 +154,7 @@ def judged(
 
 
 class Found(NamedTuple):
-    """What the launches of a comparison show, for `report_on`.
+    """Findings of the launches of a comparison, for `report_on`.
 
     `name`: of the files. `title`, `caption`: of the report, and of its figure. `rows`: a JSON object for each
     setting. `explained`: paragraphs on what was measured. `number`: launches that there will be, of which so
