@@ -53,6 +53,7 @@ BACKENDS: Mapping[str, Backend] = {
     )
 }
 RINGS = ("hvd_mpi", "hvd_gloo")  # they add in a ring, in a fixed order
+REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part and not all are compared
 
 
 class Cluster(NamedTuple):

@@ -1,11 +1,12 @@
 """A campaign of launches that a second call continues: its directory, its loop, the time that is left.
 
-The comparison of training runs and that of communication alone are such campaigns. In the directory are
+The comparisons of training runs, of communication alone and of emulated clusters are such campaigns. In the
+directory are
 
 plan.json    what is compared: another call must agree with it
 lock         held while a campaign runs
 
-beside what each of the two keeps of its launches.
+beside what each of them keeps of its launches.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
 from comparison.backends import ROOT, Cluster
+from comparison.options import Launching
 from comparison.report import PLANNING, Report, as_json, beside, write_text
+from comparison.settings import S, order_of_repeat
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -59,6 +62,26 @@ class _Work(Hashable, Protocol):
 
 R = TypeVar("R")  # what a launch has left
 W = TypeVar("W", bound=_Work)
+
+
+class Turn(NamedTuple):
+    """A launch to be made of a setting that has a name. Its record is the file of its own name."""
+
+    setting: Any
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting.name}-{self.repeat + 1}"
+
+
+def turns_of(settings: Sequence[S], options: Launching) -> list[Turn]:
+    """All launches, in an order drawn for every repeat."""
+    return [
+        Turn(setting, repeat)
+        for repeat in range(options.repeats)
+        for setting in order_of_repeat(settings, repeat, options.seed)
+    ]
 
 
 class Store:
@@ -234,8 +257,20 @@ class Campaign(abc.ABC, Generic[W, R]):
     rule: str  # in words: what `guess` goes by
     left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
-    def __init__(self, store: Store, works: Sequence[W], made: dict[W, R]):
-        self.store, self.works, self.made = store, works, made
+    def __init__(self, options: Launching, store: Store, works: Sequence[W], made: dict[W, R]):
+        self.options, self.store, self.works, self.made = options, store, works, made
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts that every report has about its origin; JSON-able."""
+        return {
+            "machine": machine.describe(ROOT),
+            "versions": versions(),
+            "options": self.options.given,
+            "confidence": self.options.confidence,
+            "command": self.options.command,
+            "titles": self.options.titles,
+        }
 
     @abc.abstractmethod
     def title(self, work: W) -> str:
@@ -254,10 +289,6 @@ class Campaign(abc.ABC, Generic[W, R]):
         """Makes a launch, keeps it in the store and adds it to `made`."""
 
     @abc.abstractmethod
-    def seconds(self, record: R) -> float:
-        """Time that a launch took."""
-
-    @abc.abstractmethod
     def will_run(self, work: W) -> bool:
         """False for a launch of which nothing is expected, after those made so far."""
 
@@ -265,16 +296,21 @@ class Campaign(abc.ABC, Generic[W, R]):
     def report_of(self, records: Sequence[R], complete: bool) -> tuple[Report, list[str]]:
         """The report of the launches so far, and a line for each setting that was wrong or failed."""
 
+    def seconds(self, record: Any) -> float:
+        """Time that a launch took."""
+        return float(record["seconds"])
+
     def prepare(self, progress: Printed) -> None:
         """Before the first launch of a call."""
 
     def after(self, progress: Printed, work: W) -> None:
         """After a launch."""
 
-    def dry_run(self, hosts: Cluster | None) -> int:
+    def dry_run(self) -> int:
         """Prints what `run` would launch and how long that takes; 0."""
         todo = [work for work in self.works if work not in self.made and self.will_run(work)]
         settings = {work.setting: work for work in self.works if work.repeat == 0}
+        hosts = self.options.cluster
         lines = " ".join(f"{name}:{slots}" for name, slots in hosts.lines) if hosts else "this machine"
         print(f"hosts and slots: {lines}")
         print(f"{len(self.works)} launches for {len(settings)} settings; {len(self.made)} are made in "

@@ -1,15 +1,14 @@
-"""Parts that plots have in common: panels, styles, the legend of the backends."""
+"""Parts that plots have in common: panels, styles, the legend."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from base.drawing import COLOURS, new_figure
 from base.files import replacing
 from comparison.verdicts import Spread
-from comparison.wording import title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,35 +35,16 @@ def grid(
     return figure, panel_axes[:panels]
 
 
-def name_backends(
-    figure: Figure,
-    backends: Sequence[str],
-    facts: Mapping[str, Any],
-    lines: bool = False,
-    ideal: bool = False,
-) -> None:
-    """The legend below a figure, with lines as `line_style` has them or with boxes."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[Any] = []
-    for index, backend in enumerate(backends):
-        label = title_of(backend, facts)
-        if lines:
-            handles.append(Line2D([], [], label=label, **line_style(index, len(backends))))
-        else:
-            handles.append(Patch(color=colour(index), label=label))
-    if ideal:
-        handles.append(Line2D([], [], label="ideal", **ideal_style()))
+def legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> None:
+    """One legend for a figure, of what these of its panels name; every name once."""
+    named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, handlelength=3
+        list(named.values()),
+        list(named),
+        loc="outside lower center",
+        ncols=min(columns, len(named)),
+        frameon=False,
     )
-
-
-def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """The legend of all panels, from those of one of them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Figure, path: Path, mark: str) -> None:
@@ -88,6 +68,11 @@ def whiskers(axes: Axes, places: Sequence[float], values: Sequence[Spread], **st
 
 def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
+
+
+def marker(index: int) -> str:
+    """Beside the colour, so that lines can be told apart in grey."""
+    return "os^Dv*X"[index % 7]
 
 
 def line_style(index: int, count: int) -> dict[str, Any]:

@@ -19,11 +19,12 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from base.errors import NO_MEMORY
 from base.machine import Others
 from base.memory import peak_of
+from base.processes import running
 
 SUPERVISE = Path(__file__).resolve().parents[1] / "hosts" / "supervise.py"
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -61,7 +62,6 @@ def launch(
     log: Path,
     limit_s: float,
     script: str | Path | None = None,
-    cwd: str | Path | None = None,
 ) -> Launched:
     """Runs a program to its end.
 
@@ -71,7 +71,6 @@ def launch(
         log: gets what all processes write.
         limit_s: seconds after which everything is ended.
         script: the ranks' script: Python processes that run it are workers in `peak_bytes`.
-        cwd: working directory; None: this process's.
 
     Raises:
         KeyboardInterrupt, or whatever a signal handler of the caller raises: after everything has been ended.
@@ -89,7 +88,6 @@ def launch(
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd=None if cwd is None else str(cwd),
             start_new_session=True,  # a Ctrl-C at the terminal is for this process, which ends the launch
         )
     timed_out = False
@@ -151,7 +149,8 @@ INTERVAL = 0.2
 
 
 class PeakMemory:
-    """Watches the processes of a launch in a thread while the block runs.
+    """Watches the processes of a launch in a thread while the block runs. `peak_bytes`: role -> greatest
+    resident memory of one of its processes up to now.
 
     Args:
         marker: the value of MARKER in their environment.
@@ -160,15 +159,10 @@ class PeakMemory:
 
     def __init__(self, marker: str, script: str | Path | None):
         self._marker, self._script = marker, None if script is None else str(script)
-        self._peaks: dict[str, int] = {}
+        self.peak_bytes: dict[str, int] = {}
         self._strangers: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
-
-    @property
-    def peak_bytes(self) -> dict[str, int]:
-        """Role -> greatest resident memory of one of its processes up to now."""
-        return dict(self._peaks)
 
     def __enter__(self) -> PeakMemory:
         self._thread.start()
@@ -184,7 +178,7 @@ class PeakMemory:
 
     def sample(self) -> None:
         """Looks at all processes once. Those that do not belong here are not looked at again."""
-        living = set(_processes())
+        living = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         self._strangers &= living
         for pid in living - self._strangers:
             variables = _read(pid, "environ")
@@ -195,7 +189,7 @@ class PeakMemory:
                 continue
             role = role_of(_read(pid, "cmdline") or [], variables, self._script)
             if role is not None:
-                self._peaks[role] = max(self._peaks.get(role, 0), peak_of(pid))
+                self.peak_bytes[role] = max(self.peak_bytes.get(role, 0), peak_of(pid))
 
 
 def role_of(words: list[str], variables: list[str], script: str | None) -> str | None:
@@ -219,19 +213,8 @@ def role_of(words: list[str], variables: list[str], script: str | None) -> str |
 
 
 def marked(marker: str) -> list[int]:
-    """The living processes of a launch, without zombies."""
-    found = []
-    for pid in _processes():
-        if f"{MARKER}={marker}" in (_read(pid, "environ") or ()):
-            state = "".join(_read(pid, "stat") or "").rpartition(")")[2].split()
-            if state and state[0] not in "ZX":
-                found.append(pid)
-    return found
-
-
-def _processes() -> Iterator[int]:
-    own = os.getpid()
-    return (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own)
+    """The living processes of a launch."""
+    return [each.pid for each in running() if each.variables.get(MARKER) == marker]
 
 
 def _read(pid: int, name: str) -> list[str] | None:

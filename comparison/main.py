@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from comparison.backends import BACKENDS, Backend
 from comparison.campaign import code_of
 from comparison.emulation.command import emulate
 from comparison.merge import merge
 from comparison.messages.command import compare_messages
-from comparison.options import EmulationOptions, MergeOptions, MessagesOptions, parse_options
+from comparison.options import EmulationOptions, MergeOptions, MessagesOptions, RunsOptions, parse_options
 from comparison.projection.command import project
 from comparison.projection.options import ProjectionOptions
 from comparison.runs.command import compare_runs
+
+_COMPARISONS: Mapping[type, Callable[[Any], int]] = {
+    RunsOptions: compare_runs,
+    MessagesOptions: compare_messages,
+    ProjectionOptions: project,
+    EmulationOptions: emulate,
+    MergeOptions: merge,
+}
 
 
 def main(
@@ -35,15 +43,7 @@ def main(
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        if isinstance(options, ProjectionOptions):
-            return project(options)
-        if isinstance(options, MergeOptions):
-            return merge(options)
-        if isinstance(options, EmulationOptions):
-            return emulate(options)
-        if isinstance(options, MessagesOptions):
-            return compare_messages(options)
-        return compare_runs(options)
+        return _COMPARISONS[type(options)](options)
     except KeyboardInterrupt as interrupt:
         return code_of(interrupt)
     finally:

@@ -19,7 +19,7 @@ from base.errors import InputError
 from base.json_files import read_json_object
 from base.student import exceeds_test, holm
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, ideal_style, legend_below, new_figure, plain
+from comparison.canvas import colour, ideal_style, legend_below, marker, new_figure, plain
 from comparison.options import MergeOptions
 from comparison.report import Part, Report
 from comparison.verdicts import FEWEST_REPEATS, Pair, compare, rule_across, spread
@@ -285,7 +285,7 @@ def draw(first: Earlier, others: Sequence[Earlier], pairs: Mapping[Any, Pair]) -
     axes = figure.subplots()
     for number, other in enumerate(others):
         shift = 0.5 * ((number + 1) / (len(others) + 1) - 0.5)
-        style: dict[str, Any] = {"fmt": "osD^v"[number % 5], "color": colour(number), "label": other.name}
+        style: dict[str, Any] = {"fmt": marker(number), "color": colour(number), "label": other.name}
         for row, pair in ((row, pairs.get(Place(key, other.name))) for row, key in enumerate(shown)):
             if pair:
                 ends = [[pair.ratio - (pair.low or pair.ratio)], [(pair.high or pair.ratio) - pair.ratio]]
@@ -295,5 +295,5 @@ def draw(first: Earlier, others: Sequence[Earlier], pairs: Mapping[Any, Pair]) -
     axes.set_yticks(range(len(shown)), [", ".join(key) for key in shown], fontsize=8)
     axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=f"time to that in {first.name}; right of 1 is slower")
     plain(axes, "x")
-    legend_below(figure, axes, 4)
+    legend_below(figure, [axes], 4)
     return figure

@@ -40,8 +40,7 @@ from data.options import MAX_POSITIONS
 from training.config import accumulation
 from training.options import expand_options
 
-OUTPUT, PROJECTION_OUTPUT, EMULATION_OUTPUT = "runs/comparison", "runs/projection", "runs/emulation"
-MERGED_OUTPUT = "runs/merged"
+OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
 PROFILES = 3  # the median of so many leaves one out that has stalled
 # The small model of `make pretrain`, for the embedded text.
@@ -126,11 +125,6 @@ class Measurement:
     retry_failed: bool = flag("repeat launches that failed in an earlier call")
     dry_run: bool = flag("print what would be launched, and how long it takes; launch and write nothing")
 
-    def warn_of_few_repeats(self) -> None:
-        if self.repeats < FEWEST_REPEATS:
-            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
-            print(text, file=sys.stderr, flush=True)
-
 
 @dataclass(frozen=True)
 class Output:
@@ -158,33 +152,39 @@ class _Mode:
 
 
 @dataclass(frozen=True)
-class CampaignOptions(Axes, Trained, Measurement, Output):
-    """Options of the comparison of training runs and of --comm_only.
+class Launching(Measurement, Output):
+    """Options of all comparisons that launch ranks.
 
     Attributes:
-        script_args: the words after --; none with --comm_only.
+        backends: by their keys.
         cluster: the hosts of --hostfile; None: this machine.
-        gpus: GPUs of this machine; 0: CPUs.
         command: words of the command line, for the report.
         given: every option with its value, for the report.
     """
 
-    script_args: tuple[str, ...] = derived()
+    backends: Mapping[str, Backend] = derived()
     cluster: Cluster | None = derived()
-    gpus: int = derived()
     command: tuple[str, ...] = derived()
     given: Mapping[str, Any] = derived()
 
+    @property
     def titles(self) -> dict[str, str]:
         """Key of a backend -> its name for people."""
         return {key: backend.title for key, backend in self.backends.items()}
 
+    def warn_of_few_repeats(self) -> None:
+        if self.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
+
 
 @dataclass(frozen=True)
-class RunsOptions(CampaignOptions):
-    """Options of the comparison of training runs. `settings`: every combination of the axes. `profiles` is 0
-    with --no_profile."""
+class RunsOptions(Axes, Trained, Launching):
+    """Options of the comparison of training runs. `script_args`: the words after --. `gpus`: of this machine;
+    0: CPUs. `settings`: every combination of the axes. `profiles` is 0 with --no_profile."""
 
+    script_args: tuple[str, ...] = derived()
+    gpus: int = derived()
     settings: tuple[Setting, ...] = derived()
 
     @property
@@ -194,7 +194,7 @@ class RunsOptions(CampaignOptions):
 
 
 @dataclass(frozen=True)
-class MessagesOptions(CampaignOptions, OfMessages):
+class MessagesOptions(OfMessages, Launching):
     """Options of --comm_only. `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
 
     messages: tuple[Message, ...] = derived()
@@ -203,15 +203,12 @@ class MessagesOptions(CampaignOptions, OfMessages):
 
 
 @dataclass(frozen=True)
-class EmulationOptions(OfEmulation, Measurement, Output):
+class EmulationOptions(OfEmulation, Launching):
     """Options of --emulate. `projection`: those that it shares with --project. `settings`: every combination
     of the axes."""
 
-    backends: Mapping[str, Backend] = derived()
     settings: tuple[EmulatedSetting, ...] = derived()
     projection: ProjectionOptions = derived()
-    command: tuple[str, ...] = derived()
-    given: Mapping[str, Any] = derived()
 
 
 @dataclass(frozen=True)
@@ -233,6 +230,13 @@ class MergeOptions:
     )  # fmt: skip
 
 
+# What is made instead of the comparison of training runs, by its option: its own options, and its folder.
+_MODES: Mapping[str, tuple[type, str]] = {
+    "comm_only": (OfMessages, OUTPUT),
+    "project": (ProjectionOptions, "runs/projection"),
+    "emulate": (OfEmulation, "runs/emulation"),
+    "merge": (MergeOptions, "runs/merged"),
+}
 # Of --project's own options; the axes of --emulate take the place of the others.
 _ALSO_EMULATED = (
     *("cluster", "cycle_ms", "fusion_mb", "partition_bytes", "compute_s", "optimizer_s", "overlap"),
@@ -256,43 +260,34 @@ def parse_options(
     """
     own, script_args = split_at_dashes(arguments)
     options = _parser(description).parse_args(own)
-    modes = [f"--{name}" for name in (*options_in(_Mode), "merge") if getattr(options, name)]
+    modes = [name for name in _MODES if getattr(options, name)]
     if len(modes) > 1:
-        raise InputError(f"{' and '.join(modes)} exclude each other")
-    if not options.comm_only:
-        _reject(options, OfMessages, "--comm_only")
-    if not options.emulate:
-        _reject(options, OfEmulation, "--emulate")
-    if not options.project:
-        _reject(options, ProjectionOptions, "--project", _ALSO_EMULATED if options.emulate else ())
-    if not options.merge:
-        _reject(options, MergeOptions, "--merge")
+        raise InputError(f"{' and '.join(f'--{name}' for name in modes)} exclude each other")
+    for name, (table, _) in _MODES.items():
+        if name not in modes:
+            _reject(options, table, f"--{name}", _ALSO_EMULATED if options.emulate else ())
     if script_args and modes:
-        raise InputError(f"{script_args[0]} after --: {modes[0]} runs no training script")
+        raise InputError(f"{script_args[0]} after --: --{modes[0]} runs no training script")
+    command = ("python", "compare.py", *arguments)
+    options.output = os.path.expanduser(options.output or (_MODES[modes[0]][1] if modes else OUTPUT))
     if options.emulate:
-        return _of_emulation(options, backends, ("python", "compare.py", *arguments))
+        return _of_emulation(options, backends, command)
     if options.merge:
         for kind in (Axes, Trained, Measurement):
             _reject(options, kind, "comparisons, which are made before --merge")
-        output = os.path.expanduser(options.output or MERGED_OUTPUT)
-        return taken(MergeOptions, options, output=output, command=("python", "compare.py", *arguments))
+        return taken(MergeOptions, options, command=command)
     if options.project and options.dry_run:
         raise InputError("--dry_run: --project launches nothing; leave it out")
     if options.project:
-        return taken(ProjectionOptions, options, output=options.output or PROJECTION_OUTPUT)
-    options.output = os.path.expanduser(options.output or OUTPUT)
-    options.script_args = expand_options(script_args)
+        return taken(ProjectionOptions, options)
+    options.script_args = tuple(expand_options(script_args))
     options.gpus = count_gpus()
     cluster = Cluster.read(options.hostfile, bool(options.gpus)) if options.hostfile else None
     _settle_axes(options, backends, cluster)
     values = {
         "backends": {key: backends[key] for key in options.backends},
-        "workers": tuple(options.workers),
-        "dtypes": tuple(options.dtypes),
-        "batch_sizes": tuple(options.batch_sizes),
-        "script_args": tuple(options.script_args),
         "cluster": cluster,
-        "command": ("python", "compare.py", *arguments),
+        "command": command,
         "given": dict(vars(options)),
     }
     if not options.comm_only:
@@ -344,21 +339,20 @@ def _of_emulation(
     options: argparse.Namespace, backends: Mapping[str, Backend], command: tuple[str, ...]
 ) -> EmulationOptions:
     """Raises InputError for values that do not go together."""
-    table = {**options_in(Axes), **options_in(Trained)}
-    of_runs = {name: known for name, known in table.items() if name not in ("backends", "max_seq_length")}
-    for name, known in {**of_runs, "hostfile": options_in(Measurement)["hostfile"]}.items():
-        if _given(options, name, known):
+    table = {**options_in(Axes, Trained), "hostfile": options_in(Measurement)["hostfile"]}
+    for name, known in table.items():
+        if name not in ("backends", "max_seq_length") and _given(options, name, known):
             raise InputError(f"--{name}: is not for --emulate, which has --hosts, --work, --gradient_dtypes")
     keys = options.backends or ["hvd_mpi", "hvd_gloo", "byteps"]
     for key in keys:
         if key not in backends or keys.count(key) > 1:
             raise InputError(f"--backends {key}: choose from {', '.join(backends)}, each once")
     chosen = {key: backends[key] for key in keys}
-    options.output = os.path.expanduser(options.output or EMULATION_OUTPUT)
     return taken(
         EmulationOptions,
         options,
         backends=chosen,
+        cluster=None,
         settings=tuple(emulated_settings(taken(OfEmulation, options), chosen)),
         projection=taken(ProjectionOptions, options),
         command=command,
@@ -432,6 +426,7 @@ def _settle_axes(
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"--{name}: {value} is named twice")
+        setattr(options, name, tuple(values))
     most = max(options.workers)
     if cluster and most > cluster.slots:
         raise InputError(f"--workers {most}: {options.hostfile} has {cluster.slots} slots")

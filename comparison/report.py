@@ -19,7 +19,8 @@ from base.page import page
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table, markdown, terminal
 from comparison.canvas import save
-from comparison.verdicts import Pair
+from comparison.verdicts import FEWEST_REPEATS, Pair, Planning, Samples, planning
+from comparison.wording import verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,31 +128,103 @@ def marked(tables: Iterable[Table | None], mark: str) -> list[Table]:
     return [replace(each, title=f"{each.title} ({mark})") for each in known] if mark else known
 
 
-def samples_of(
-    pair: Pair, samples: Mapping[str, Mapping[int, float]], titles: Mapping[str, str], where: str
-) -> Table:
-    """The values that a verdict follows from, and their ratio in each repeat.
+def judged(
+    cells: Sequence[str], pair: Pair | None, samples: Samples, titles: Mapping[str, str], where: str
+) -> Row:
+    """A row whose last cell is the verdict on a pair, from which a page leads to the values that it follows
+    from, and their ratio in each repeat. Without a pair there is none.
 
     Args:
-        samples: contender -> repeat -> seconds a step, or an average.
-        where: of the title: what both have done.
+        samples: of the contenders: seconds a step, or an average. `titles`: their names for people.
+        where: what they have done, for the title of the values.
     """
+    if pair is None:
+        return Row([*cells, EMPTY])
     first, second = (samples.get(name, {}) for name in (pair.first, pair.second))
     rows = []
     for repeat in sorted({*first, *second}):
-        cells = [f"{each[repeat]:,.6g}" if repeat in each else EMPTY for each in (first, second)]
+        values = [f"{each[repeat]:,.6g}" if repeat in each else EMPTY for each in (first, second)]
         both = repeat in first and repeat in second
-        cells.append(digits(second[repeat] / first[repeat], 4) if both else EMPTY)
-        rows.append(Row([str(repeat + 1), *cells]))
+        values.append(digits(second[repeat] / first[repeat], 4) if both else EMPTY)
+        rows.append(Row([str(repeat + 1), *values]))
     names = [titles[each] for each in (pair.first, pair.second)]
     head = ["repeat", *(f"{name}, s" for name in names), "B / A"]
-    return Table(f"{where}: {names[0]} (A), {names[1]} (B)", head, rows)
+    behind = Table(f"{where}: {names[0]} (A), {names[1]} (B)", head, rows)
+    return Row([*cells, verdict(pair, {"titles": titles})], samples=behind)
 
 
-def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:
-    """A report's sentences and one about the load by other programs: last, or first where it was much."""
+class Found(NamedTuple):
+    """Findings of the launches of a comparison, for `report_on`.
+
+    `name`: of the files. `title`, `caption`: of the report, and of its figure. `rows`: a JSON object for each
+    setting. `explained`: paragraphs on what was measured. `number`: launches that there will be, of which so
+    far each has met such `shares`, as for `busy_mark`. `more`: further fields of the JSON file.
+    """
+
+    name: str
+    title: str
+    tables: Sequence[Table]
+    sentences: Sequence[str]
+    figure: Figure | None
+    caption: str
+    rows: Sequence[Mapping[str, Any]]
+    pairs: Sequence[Pair]
+    explained: Sequence[str]
+    number: int
+    shares: Sequence[float]
+    more: Mapping[str, Any] = {}
+
+
+def report_on(
+    found: Found, facts: Mapping[str, Any], launches: Sequence[Mapping[str, Any]], complete: bool
+) -> Report:
+    """The report of --comm_only and of --emulate.
+
+    Args:
+        facts: as `comparison.campaign.Campaign.facts`, and more; JSON-able.
+        complete: False for a comparison that goes on, or was interrupted.
+    """
+    busy, picture = busy_mark(found.shares), f"{found.name}.png"
+    tables = marked(found.tables, busy)
+    planned = planning(found.pairs, facts["confidence"])
+    done = f"{len(launches)} of {found.number} launches are done"
+    partial = [] if complete else [f"Partial: {done}; the same command continues."]
+    few = [f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts."]
+    few = few if facts["repeats"] < FEWEST_REPEATS else []
+    sentences = with_remarks([*partial, *found.sentences, *few], planned, found.shares)
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    document: list[Part] = [
+        f"# {found.title}",
+        *sentences,
+        *tables,
+        f"![{found.caption}]({picture})" if found.figure else "",
+        "## What was measured",
+        *found.explained,
+        "## Where",
+        *machine.line(facts["machine"]).splitlines(),
+        f"{versions}.",
+        "\n".join(["```", " ".join(facts["command"]), "```"]),
+    ]
+    content = {
+        "complete": complete,
+        **facts,
+        "busy": busy,
+        "figures": found.rows,
+        "pairs": found.pairs,
+        PLANNING: planned,
+        **found.more,
+        "launches": launches,
+    }
+    shown: list[Part] = [*tables, "\n".join(sentences)]
+    return Report(found.name, document, content, {picture: found.figure}, shown, busy)
+
+
+def with_remarks(sentences: Sequence[str], planned: Planning | None, shares: Sequence[float]) -> list[str]:
+    """A report's sentences, one about the repeats that verdicts take, and one about the load by other
+    programs: last, or first where it was much."""
+    sentences = [*sentences, *([planned.sentence] if planned else [])]
     if not shares:
-        return [*sentences]
+        return sentences
     taken = (
         f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
         f" time (median of the launches; at most {percent(max(shares))})."
@@ -165,13 +238,6 @@ def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:
         " the machine is quiet."
     )
     return [loud, *sentences]
-
-
-def where(facts: Mapping[str, Any]) -> list[str]:
-    """A document's last section: `machine`, `versions` and `command` of the facts."""
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    command = "\n".join(["```", " ".join(facts["command"]), "```"])
-    return ["## Where", *machine.line(facts["machine"]).splitlines(), f"{versions}.", command]
 
 
 def beside(share: float | None) -> str:

@@ -139,14 +139,13 @@ def compare(groups: Mapping[G, Samples], confidence: float, paired: bool = True)
                 found = _paired(*two, confidence) if paired else _unpaired(*two, confidence)
                 pairs.append(found._replace(group=group, first=first, second=second))
     tested = [index for index, pair in enumerate(pairs) if pair.p is not None]
-    for index, adjusted in zip(tested, holm([pairs[index].p or 0.0 for index in tested])):
-        pair = pairs[index]._replace(adjusted=adjusted, verdict=NOT_SHOWN)
+    different = holm([pairs[index].p or 0.0 for index in tested])
+    alike = holm([pairs[index].equal or 0.0 for index in tested])
+    for index, adjusted, equal in zip(tested, different, alike):
+        pair = pairs[index]._replace(adjusted=adjusted, equal=equal)
         if adjusted <= 1 - confidence:
             pair = pair._replace(verdict=DIFFERENT, faster=pair.first if pair.ratio > 1 else pair.second)
-        pairs[index] = pair
-    for index, equal in zip(tested, holm([pairs[index].equal or 0.0 for index in tested])):
-        pair = pairs[index]._replace(equal=equal)
-        if equal <= 1 - confidence and pair.verdict == NOT_SHOWN:
+        elif equal <= 1 - confidence:
             pair = pair._replace(verdict=EQUAL)
         pairs[index] = pair
     return pairs

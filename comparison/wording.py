@@ -7,7 +7,6 @@ from typing import Any, Mapping
 from base.quantities import digits, percent
 from base.tables import EMPTY
 from comparison.backends import BACKENDS
-from comparison.settings import Group
 from comparison.verdicts import DIFFERENT, Pair, Spread
 
 
@@ -15,15 +14,6 @@ def title_of(backend: str, facts: Mapping[str, Any]) -> str:
     """`facts["titles"]`, where given, has the names of backends that are not ours."""
     given = facts.get("titles") or {}
     return str(given.get(backend) or (BACKENDS[backend].title if backend in BACKENDS else backend))
-
-
-def batch_unit(facts: Mapping[str, Any]) -> str:
-    return "tokens" if facts["use_avg_len"] else "sequences"
-
-
-def group_words(group: Group, facts: Mapping[str, Any]) -> str:
-    workers = f"{group.workers} worker{'s' if group.workers > 1 else ''}"
-    return f"{workers}, {group.dtype}, {group.batch_size:,} {batch_unit(facts)}"
 
 
 def with_range(middle: float, low: float, high: float, significant: int = 3) -> str:

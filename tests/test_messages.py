@@ -124,7 +124,7 @@ def sender(calls, interrupt_at=-1, failing=None):
         if len(calls) == interrupt_at:
             calls.append("interrupted")
             raise KeyboardInterrupt
-        calls.append((*turn.cell, [message.name for message in messages]))
+        calls.append((*turn.setting, [message.name for message in messages]))
         failures = {failing: "exit code 1: gone"} if failing in [message.name for message in messages] else {}
         kept = [message for message in messages if message.name not in failures]
         return {

@@ -18,16 +18,15 @@ import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
-from base import machine
 from base.errors import InputError
 from base.json_files import read_json_lines
 from base.memory import available_bytes
 from base.options import options_in
 from bert.configuration import parse_model
 from comparison.backends import ROOT, environment
-from comparison.campaign import Campaign, Said, Store, versions, what_counts
+from comparison.campaign import Campaign, Said, Store, Turn, turns_of, what_counts
 from comparison.emulation import network
 from comparison.emulation.plan import (
     LEAST_STEPS,
@@ -53,7 +52,6 @@ from comparison.projection.command import plan_of
 from comparison.projection.model import Projection, project
 from comparison.projection.workload import Workload
 from comparison.report import Report, as_json, write_text
-from comparison.settings import order_of_repeat
 
 FOLDER = "emulation"  # under --output
 LOG, PLAN, CLUSTER = "run.log", "plan.json", "cluster.json"
@@ -65,17 +63,6 @@ PATIENCE = 60.0  # seconds for the start of the ranks, and for busy machines
 # that the emulation may take. More is no longer the network's time: the step does not count.
 MOST_WAITED, MOST_TAKEN = 0.25, 0.75
 LEAST_COUNTED = 2  # steps of a launch; where fewer count, the processors do not carry the setting
-
-
-class Turn(NamedTuple):
-    """A launch to be made."""
-
-    setting: Setting
-    repeat: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.setting.name}-{self.repeat + 1}"
 
 
 def emulate(options: EmulationOptions) -> int:
@@ -101,7 +88,7 @@ def emulate(options: EmulationOptions) -> int:
         store.agree_on(what_counts({**values, "--backends": list(options.backends)}, None), options.repeats)
         emulation = Emulation(options, store, workloads)
         if options.dry_run:
-            return emulation.dry_run(None)
+            return emulation.dry_run()
         subprocess.run(
             ["cc", "-O1", "-shared", "-fPIC", "-o", store.directory / "yield.so", YIELD], check=True
         )
@@ -111,24 +98,22 @@ def emulate(options: EmulationOptions) -> int:
 def _workloads(options: EmulationOptions) -> dict[tuple[str, str, int], Workload]:
     """By work, dtype of gradients and accumulation. Raises InputError."""
     found: dict[tuple[str, str, int], Workload] = {}
-    for group in dict.fromkeys(setting.group for setting in options.settings):
-        key = _key(group)
-        if key in found:
-            continue
-        if group.work.startswith("bert_"):
+    for key in dict.fromkeys(_key(setting.group) for setting in options.settings):
+        work, dtype, accumulate = key
+        if work.startswith("bert_"):
             try:
-                parse_model(group.work)
+                parse_model(work)
             except InputError as error:
                 raise InputError(f"--work {str(error).partition(' ')[2]}") from error
-            projection = replace(options.projection, model=group.work, gpus=[1], accumulate=group.accumulate)
-            found[key] = plan_of(replace(projection, gradient_dtype=group.dtype)).workload
-        elif group.accumulate > 1:
-            raise InputError(f"--accumulations {group.accumulate}: {group.work} is one exchange of gradients")
-        elif group.work == TRACE and options.trace is not None:
-            found[key] = traced_workload(options.trace, group.dtype)
+            projection = replace(options.projection, model=work, gpus=[1], accumulate=accumulate)
+            found[key] = plan_of(replace(projection, gradient_dtype=dtype)).workload
+        elif accumulate > 1:
+            raise InputError(f"--accumulations {accumulate}: {work} is one exchange of gradients")
+        elif work == TRACE and options.trace is not None:
+            found[key] = traced_workload(options.trace, dtype)
         else:
             try:
-                found[key] = message_workload(group.work, group.dtype)
+                found[key] = message_workload(work, dtype)
             except ValueError as error:
                 raise InputError(f"--work {error}, or bert_LAYERS_UNITS_HEADS") from error
     return found
@@ -139,9 +124,9 @@ def _key(group: Group) -> tuple[str, str, int]:
 
 
 class Emulation(Campaign[Turn, "dict[str, Any]"]):
-    """Launches of emulated clusters, in an order drawn for every repeat, contenders of a group next to each
-    other."""
+    """Launches of emulated clusters, contenders of a group next to each other."""
 
+    options: EmulationOptions
     alike = (lambda turn: turn.setting, lambda turn: turn.setting.group)
     rule = (
         f"{START_S:g} s to start, and {LEAST_STEPS + 1} steps of the projected time on the scale, or"
@@ -151,26 +136,21 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
     def __init__(
         self, options: EmulationOptions, store: Store, workloads: Mapping[tuple[str, str, int], Workload]
     ):
-        self.options, self.workloads = options, workloads
-        self.scale = Scale(*options.scale)
+        self.workloads, self.scale = workloads, Scale(*options.scale)
         self.cluster: Cluster = plan_of(replace(options.projection, gpus=[1], compute_s=1.0)).cluster
-        turns = [
-            Turn(setting, repeat)
-            for repeat in range(options.repeats)
-            for setting in order_of_repeat(options.settings, repeat, options.seed)
-        ]
-        made = {}
-        for turn in turns:
-            record = store.load(f"{turn.name}.json", dict)
-            if record and not (options.retry_failed and record["trouble"]):
-                made[turn] = record
-        super().__init__(store, turns, made)
+        turns = turns_of(options.settings, options)
+        records = {turn: store.load(f"{turn.name}.json", dict) for turn in turns}
+        made = {
+            turn: record
+            for turn, record in records.items()
+            if record and not (options.retry_failed and record["trouble"])
+        }
+        super().__init__(options, store, turns, made)
 
     def title(self, turn: Turn) -> str:
         group = turn.setting.group
-        titles = {key: backend.title for key, backend in self.options.backends.items()}
         where = f"{group.hosts} hosts, {group.gbps:g} Gbit/s"
-        title = title_of(turn.setting.contender, titles)
+        title = title_of(turn.setting.contender, self.options.titles)
         return f"{title}, {where}, {kind_of(group[2:])}, repeat {turn.repeat + 1}"
 
     def command(self, turn: Turn, folder: Path) -> list[str]:
@@ -180,9 +160,6 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         projected = self.projected(turn.setting)
         step_s = self.scale.times * projected.step_s if projected else 1.0
         return START_S + max(SECONDS, (LEAST_STEPS + 1) * step_s)
-
-    def seconds(self, record: dict[str, Any]) -> float:
-        return float(record["seconds"])
 
     def will_run(self, turn: Turn) -> bool:
         return not any(
@@ -254,20 +231,14 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         return record
 
     def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, list[str]]:
-        options = self.options
         facts = {
-            "machine": machine.describe(ROOT),
-            "versions": versions(),
-            "titles": {key: backend.title for key, backend in options.backends.items()},
-            "command": options.command,
-            "repeats": options.repeats,
-            "confidence": options.confidence,
+            **self.facts,
+            "repeats": self.options.repeats,
             "cluster": vars(self.cluster),
             "scale": self.scale,
             "launches": len(self.works),
-            "options": options.given,
         }
-        projected = {setting: self.projected(setting) for setting in options.settings}
+        projected = {setting: self.projected(setting) for setting in self.options.settings}
         report = report_of(facts, projected, records, complete)
         failed = {setting_of(each).name: each["trouble"] for each in records if each["failed"]}
         return report, [f"{name}: {trouble}" for name, trouble in failed.items()]

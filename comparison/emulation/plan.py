@@ -27,7 +27,7 @@ from bert.configuration import recorded_config
 from comm.options import COMPRESSIONS
 from comparison.backends import BYTEPS, HOROVODRUN, ROOT, Backend
 from comparison.emulation.network import INTERFACE, PAYLOAD, PRIVATE, Layout, Process, address
-from comparison.messages.plan import ITEM_BYTES, parse_message
+from comparison.messages.plan import parse_message
 from comparison.projection.clusters import Cluster
 from comparison.projection.model import COLOCATED, MIXED, PLACEMENTS, BytePS, FlatRing, Strategy
 from comparison.projection.workload import ELEMENT_BYTES, Part, Workload, bert_parts
@@ -219,7 +219,7 @@ def settings_of(options: OfEmulation, backends: Mapping[str, Backend]) -> list[S
 
 def message_workload(text: str, dtype: str) -> Workload:
     """An exchange alone: arrays that are all ready at once. Raises ValueError."""
-    elements = tuple(each // ITEM_BYTES[dtype] for each in parse_message(text, dtype).array_bytes)
+    elements = tuple(each // ELEMENT_BYTES[dtype] for each in parse_message(text, dtype).array_bytes)
     return Workload((Part(text, elements, 1),), 0.0, 0.0, ELEMENT_BYTES[dtype], 1, 1)
 
 
@@ -326,20 +326,19 @@ def layout_of(setting: Setting, backend: Backend, cluster: Cluster, scale: Scale
     }
     if setting.group.compression in EXACT:  # the others have pieces of their own size
         environ["BYTEPS_PARTITION_BYTES"] = str(scale.partition(cluster.partition_of(setting.all_servers)))
+    hosts, bits_per_s = len(addresses), scale.bits_per_s(setting.group.gbps)
     if setting.servers:
-        processes = _byteps_processes(setting, addresses, rank, environ)
-    elif backend.launcher == HOROVODRUN:
+        return Layout(hosts, bits_per_s, _byteps_processes(setting, addresses, rank, environ))
+    slots = ",".join(f"{each}:1" for each in addresses)
+    if backend.launcher == HOROVODRUN:
         words = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(count)]
-        words += ["--network-interfaces", INTERFACE, "-H", ",".join(f"{each}:1" for each in addresses)]
-        processes = [Process(0, (*words, *rank), environ)]
+        words += ["--network-interfaces", INTERFACE, "-H", slots]
     else:  # all variables reach the other hosts: the remote shell is a child of mpirun
         environ["LD_PRELOAD"] = str(directory / "yield.so")
-        words = ["mpirun", "-np", str(count), "--host", ",".join(f"{each}:1" for each in addresses)]
-        words += ["--bind-to", "none", "-mca", "mpi_yield_when_idle", "1", "-mca", "pml", "ob1"]
-        words += ["-mca", "btl", "tcp,self"]
+        words = ["mpirun", "-np", str(count), "--host", slots, "--bind-to", "none"]
+        words += ["-mca", "mpi_yield_when_idle", "1", "-mca", "pml", "ob1", "-mca", "btl", "tcp,self"]
         words += ["-mca", "btl_tcp_if_include", INTERFACE, "-mca", "oob_tcp_if_include", INTERFACE]
-        processes = [Process(0, (*words, *rank), environ)]
-    return Layout(len(addresses), scale.bits_per_s(setting.group.gbps), processes)
+    return Layout(hosts, bits_per_s, [Process(0, (*words, *rank), environ)])
 
 
 def _byteps_processes(

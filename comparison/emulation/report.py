@@ -9,28 +9,19 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 from base.drawing import new_figure
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, ideal_style, legend_below, plain, whiskers
+from comparison.backends import REFERENCE
+from comparison.canvas import colour, ideal_style, legend_below, marker, plain, whiskers
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import TRACE, Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
-from comparison.report import (
-    PLANNING,
-    Part,
-    Report,
-    busy_mark,
-    marked,
-    samples_of,
-    where,
-    with_others,
-)
-from comparison.verdicts import FEWEST_REPEATS, Pair, Spread, compare, planning, spread
-from comparison.wording import size, verdict, with_range
+from comparison.report import Found, Report, judged, report_on
+from comparison.verdicts import Pair, Spread, compare, spread
+from comparison.wording import size, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME, PICTURE = "emulation", "emulation.png"
-REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
+NAME = "emulation"  # of the files
 NEAR, FAR = 0.05, 0.15  # goals for the median and the largest deviation from the projection
 DEFINITIONS = """\
 - Hosts are network namespaces of this machine with one rank each, joined by a bridge. Token buckets limit
@@ -133,33 +124,11 @@ def report_of(
             launches (how many there will be).
         projected: every setting, in the order of the tables.
     """
-    scale = facts["scale"]
+    scale, titles = facts["scale"], facts["titles"]
     figures, reasons = figures_of(projected, launches, scale)
     pairs = pairs_of(figures, facts["confidence"])
-    shares = [launch["others"] for launch in launches]
-    facts = {**facts, "busy": busy_mark(shares)}
-    tables = _tables(facts, projected, figures, reasons, pairs)
-    tables = marked([*tables, *_scaling(facts["titles"], projected, figures)], facts["busy"])
     sentences = [f"{facts['cluster']['title']}, emulated with one rank a host. Scale: {scale}."]
     sentences += _sentences(figures, reasons)
-    if facts["repeats"] < FEWEST_REPEATS:
-        sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
-    planned = planning(pairs, facts["confidence"])
-    sentences += [planned.sentence] if planned else []
-    if not complete:
-        done = f"{len(launches)} of {facts['launches']} launches are done"
-        sentences = [f"Partial: {done}; the same command continues.", *sentences]
-    sentences = with_others(sentences, shares)
-    figure = draw(figures, facts["titles"])
-    document: list[Part] = [
-        "# Emulated clusters",
-        *sentences,
-        *tables,
-        f"![measured and projected]({PICTURE})" if figure else "",
-        "## What was measured",
-        DEFINITIONS.format(payload=PAYLOAD, scale=scale),
-        *where(facts),
-    ]
     rows = [
         {
             "backend": setting.backend,
@@ -170,20 +139,33 @@ def report_of(
         }
         for setting in projected
     ]
-    content = {"complete": complete, **facts, "figures": rows, "pairs": pairs, PLANNING: planned,
-               "launches": launches}  # fmt: skip
-    return Report(NAME, document, content, {PICTURE: figure}, [*tables, "\n".join(sentences)], facts["busy"])
+    found = Found(
+        name=NAME,
+        title="Emulated clusters",
+        tables=[
+            *_tables(titles, projected, figures, reasons, pairs),
+            *_scaling(titles, projected, figures),
+        ],
+        sentences=sentences,
+        figure=draw(figures, titles),
+        caption="measured and projected",
+        rows=rows,
+        pairs=pairs,
+        explained=[DEFINITIONS.format(payload=PAYLOAD, scale=scale)],
+        number=facts["launches"],
+        shares=[launch["others"] for launch in launches],
+    )
+    return report_on(found, facts, launches, complete)
 
 
 def _tables(
-    facts: Mapping[str, Any],
+    titles: Mapping[str, str],
     projected: Mapping[Setting, Projection | None],
     figures: Mapping[Setting, Figures],
     reasons: Mapping[Setting, str],
     pairs: Sequence[Pair],
 ) -> list[Table]:
     """A table for each work, dtype, accumulation and compression."""
-    titles = facts["titles"]
     verdicts = {pair.group: pair for pair in pairs}
     head = ["hosts", "Gbit/s", "backend", "ms (least to most)", "projected", "off by", "busiest link"]
     head += ["to formula", "processors", "waited", "verdict"]
@@ -197,8 +179,7 @@ def _tables(
             if own is None:
                 rows.append(Row(names, reasons[setting]))
                 continue
-            pair = verdicts.get((setting.group, setting.contender))
-            named = {name: title_of(name, titles) for name in (pair.first, pair.second)} if pair else {}
+            alike = {each.contender: own for each, own in figures.items() if each.group == setting.group}
             cells = [
                 with_range(1e3 * own.step_s.median, 1e3 * own.step_s.least, 1e3 * own.step_s.most),
                 EMPTY if own.projected_s is None else digits(1e3 * own.projected_s),
@@ -207,15 +188,12 @@ def _tables(
                 EMPTY if own.link_to_formula is None else f"{own.link_to_formula:.2f}",
                 percent(own.cpu_share),
                 percent(own.waited_share),
-                verdict(pair, {"titles": named}) if pair else EMPTY,
             ]
-            behind = None
-            if pair:
-                alike = {each.contender: own for each, own in figures.items() if each.group == setting.group}
-                taken = {name: alike[name].samples_s for name in (pair.first, pair.second)}
-                where_ = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
-                behind = samples_of(pair, taken, named, where_)
-            rows.append(Row([*names, *cells], samples=behind))
+            pair = verdicts.get((setting.group, setting.contender))
+            samples = {name: each.samples_s for name, each in alike.items()}
+            named = {name: title_of(name, titles) for name in alike}
+            where = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
+            rows.append(judged([*names, *cells], pair, samples, named, where))
         tables.append(Table(kind_of(kind), head, rows, names=3))
     return tables
 
@@ -300,11 +278,11 @@ def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figur
         own = [each for setting, each in known.items() if setting.contender == name]
         places = [1e3 * (each.projected_s or 0.0) for each in own]
         times = [Spread(*(1e3 * value for value in each.step_s)) for each in own]
-        style = {"color": colour(number), "marker": "os^Dv*X"[number % 7], "linestyle": "none"}
+        style = {"color": colour(number), "marker": marker(number), "linestyle": "none"}
         left.plot(places, [each.median for each in times], label=title_of(name, titles), **style)
         whiskers(left, places, times, color=style["color"])
-    ends = [min(1e3 * (each.projected_s or 0.0) for each in known.values())]
-    ends.append(max(1e3 * (each.projected_s or 0.0) for each in known.values()))
+    projected = [1e3 * (each.projected_s or 0.0) for each in known.values()]
+    ends = [min(projected), max(projected)]
     left.plot(ends, ends, label="equal", **ideal_style())
     left.fill_between(ends, [(1 - FAR) * each for each in ends], [(1 + FAR) * each for each in ends],
                       color="#888888", alpha=0.15, linewidth=0)  # fmt: skip
@@ -330,5 +308,5 @@ def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figur
         right.set_axis_off()
     for axes in (left, right):
         plain(axes, "both")
-    legend_below(figure, left, 4)
+    legend_below(figure, [left], 4)
     return figure

@@ -17,40 +17,23 @@ import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
-from base import machine
 from base.json_files import read_json_lines
 from base.memory import available_bytes
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words, merged
-from comparison.campaign import Campaign, Said, Store, versions, what_counts
+from comparison.campaign import Campaign, Said, Store, Turn, turns_of, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
 from comparison.messages.plan import Cell, Message, left_out_of, worker_plan
 from comparison.messages.report import report_of
 from comparison.options import MessagesOptions
 from comparison.report import Report, as_json, write_text
-from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 START_S, RATE = 10.0, 2e8  # a launch's start and bytes a second, before one was made
 RESERVE = 1e9  # bytes that stay free for everybody else
 RANK = ROOT / "comparison" / "messages" / "rank.py"
 LOG, PLAN = "run.log", "plan.json"
-
-
-class Turn(NamedTuple):
-    """A launch to be made."""
-
-    cell: Cell
-    repeat: int
-
-    @property
-    def setting(self) -> Cell:
-        return self.cell
-
-    @property
-    def name(self) -> str:
-        return f"{self.cell.backend}-{self.cell.workers}x-{self.repeat + 1}"
 
 
 def compare_messages(options: MessagesOptions) -> int:
@@ -72,64 +55,56 @@ def compare_messages(options: MessagesOptions) -> int:
         }
         store.agree_on(what_counts(values, options.cluster), options.repeats)
         sweep = Sweep(options, store)
-        return sweep.dry_run(options.cluster) if options.dry_run else sweep.run(Path(options.output))
+        return sweep.dry_run() if options.dry_run else sweep.run(Path(options.output))
 
 
 class Sweep(Campaign[Turn, "dict[str, Any]"]):
-    """Launches that send messages, in an order drawn for every repeat, backends with as many ranks next to
-    each other. `unfit`: messages that do not fit into memory, with the reason."""
+    """Launches that send messages, backends with as many ranks next to each other. `unfit`: messages that do
+    not fit into memory, with the reason."""
 
-    alike = (lambda turn: turn.cell,)
+    options: MessagesOptions
+    alike = (lambda turn: turn.setting,)
     rule = f"{START_S:g} s to start, and for each message --message_seconds and 1 s for {RATE / 1e6:.0f} MB"
     left_out = "left out: no message is left that fits into memory and has not failed"
 
     def __init__(self, options: MessagesOptions, store: Store):
-        settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
-        turns = [
-            Turn(Cell(setting.backend, setting.workers), repeat)
-            for repeat in range(options.repeats)
-            for setting in order_of_repeat(settings, repeat, options.seed)
-        ]
-        self.options, self.unfit = options, _unfit(store, options)
+        turns, self.unfit = turns_of(options.cells, options), _unfit(store, options)
         made = {}
         for turn in turns:
             launch = store.load(f"{turn.name}.json", dict)
-            wanted = {message.name for message in options.messages} - set(self.unfit[turn.cell])
+            wanted = {message.name for message in options.messages} - set(self.unfit[turn.setting])
             if launch and (wanted <= set(launch["results"]) or not options.retry_failed):
                 made[turn] = launch
-        super().__init__(store, turns, made)
+        super().__init__(options, store, turns, made)
 
     def title(self, turn: Turn) -> str:
-        backend = self.options.backends[turn.cell.backend]
-        return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
+        title = self.options.titles[turn.setting.backend]
+        return f"{title}, {turn.setting.workers} ranks, repeat {turn.repeat + 1}"
 
     def command(self, turn: Turn, folder: Path) -> list[str]:
         here = folder / turn.name / "start-0"
         here.mkdir(parents=True)
-        return command_of(self.options, turn.cell, here)
+        return command_of(self.options, turn.setting, here)
 
     def guess(self, turn: Turn) -> float:
         sent = self._to_send(turn)
         moved = sum(message.nbytes for message in sent) / RATE
         return START_S + len(sent) * self.options.message_seconds + moved
 
-    def seconds(self, record: dict[str, Any]) -> float:
-        return float(record["seconds"])
-
     def will_run(self, turn: Turn) -> bool:
         return bool(self._to_send(turn))
 
     def _to_send(self, turn: Turn) -> list[Message]:
         """The messages that fit into memory and at which the backend has not failed, or was wrong, so far."""
-        avoided = set(self.unfit[turn.cell])
+        avoided = set(self.unfit[turn.setting])
         for other, earlier in self.made.items():
-            if other.cell == turn.cell:
+            if other.setting == turn.setting:
                 avoided.update(earlier["wrong"], earlier["failures"])
         return [message for message in self.options.messages if message.name not in avoided]
 
     def launch(self, turn: Turn) -> Said:
         sent = send(self.options, turn, self._to_send(turn), self.store.directory / turn.name)
-        launch = self.made[turn] = {**turn.cell._asdict(), "repeat": turn.repeat, **sent}
+        launch = self.made[turn] = {**turn.setting._asdict(), "repeat": turn.repeat, **sent}
         self.store.save(f"{turn.name}.json", launch)
         troubles = [*launch["wrong"].items(), *launch["failures"].items()]
         text = "; ".join(f"{message}: {text}" for message, text in troubles)
@@ -138,19 +113,10 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
 
     def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, list[str]]:
         options = self.options
-        facts = {
-            "machine": machine.describe(ROOT),
-            "versions": versions(),
-            "titles": options.titles(),
-            "command": options.command,
-            "dtype": options.message_dtype,
-            "repeats": options.repeats,
-            "confidence": options.confidence,
-            "options": options.given,
-        }
+        facts = {**self.facts, "dtype": options.message_dtype, "repeats": options.repeats}
         report = report_of(facts, options.cells, options.messages, records, self.unfit, complete)
         troubles = {
-            f"{each['backend']}-{each['workers']}x {message}: {reason}": None
+            f"{Cell(each['backend'], each['workers']).name} {message}: {reason}": None
             for each in records
             for message, reason in (*each["wrong"].items(), *each["failures"].items())
         }
@@ -204,7 +170,7 @@ def send(
         KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
         InputError: the host file has no such slots.
     """
-    key, workers = turn.cell
+    key, workers = turn.setting
     backend, script = options.backends[key], options.scripts.get(key, RANK)
     seed = 1000 * options.seed + turn.repeat
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -216,7 +182,7 @@ def send(
         here = directory / f"start-{len(attempts)}"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir(parents=True)
-        command = command_of(options, turn.cell, here)
+        command = command_of(options, turn.setting, here)
         plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
         write_text(here / PLAN, as_json(plan))
         environ = environment(backend, cluster=options.cluster)

@@ -10,10 +10,9 @@ from base.command_line import seconds as limited
 from base.options import option
 from bert.configuration import named_config
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, Backend
-from comparison.projection.workload import bert_parts
+from comparison.projection.workload import ELEMENT_BYTES, bert_parts
 
 UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
-ITEM_BYTES = {"float32": 4, "float16": 2}
 BERT_BASE = "bert-base"
 # From 4 KB in powers of 4, the largest that BERT's layers have and more; then many small ones at once, as
 # gradients come.
@@ -38,7 +37,7 @@ class OfMessages:
         metavar="SIZE", nargs="+", default=DEFAULT_SIZES,
     )  # fmt: skip
     message_dtype: str = option(
-        "dtype of the elements (default float32)", choices=list(ITEM_BYTES), default="float32"
+        "dtype of the elements (default float32)", choices=list(ELEMENT_BYTES), default="float32"
     )
     message_seconds: float = option(
         "time for the rounds of a message in a launch: many for a small message, at least 2 for a large one"
@@ -67,13 +66,13 @@ def parse_message(text: str, dtype: str = "float32") -> Message:
     gradients of BERT-base. Raises ValueError."""
     if text == BERT_BASE:
         elements = [size for part in bert_parts(named_config("bert_12_768_12")) for size in part.gradients]
-        return Message(text, tuple(size * ITEM_BYTES[dtype] for size in elements))
+        return Message(text, tuple(size * ELEMENT_BYTES[dtype] for size in elements))
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text, re.ASCII)
     if not match:
         raise ValueError(f"{text}: write it like 64KB, 512MB, 200x64KB (units B, KB, MB, GB) or {BERT_BASE}")
     tensors, number, unit = int(match[1] or 1), int(match[2]), match[3]
     nbytes = number * UNITS[unit]
-    if not tensors or not nbytes or nbytes % max(ITEM_BYTES.values()):
+    if not tensors or not nbytes or nbytes % max(ELEMENT_BYTES.values()):
         raise ValueError(f"{text}: a message has at least one array, of a positive multiple of 4 bytes")
     name = f"{tensors}x{number}{unit}" if match[1] else f"{number}{unit}"
     return Message(name, (nbytes,) * tensors)
@@ -85,7 +84,7 @@ def parse_messages(texts: Iterable[str], dtype: str) -> list[Message]:
     for place, message in enumerate(messages):
         if message[1:] in [other[1:] for other in messages[:place]]:
             raise ValueError(f"{message.name} is given twice")
-        if max(message.array_bytes) // ITEM_BYTES[dtype] > ELEMENTS:
+        if max(message.array_bytes) // ELEMENT_BYTES[dtype] > ELEMENTS:
             raise ValueError(f"{message.name}: MXNet's arrays have at most {ELEMENTS} elements")
     return sorted(messages, key=lambda message: (message.tensors > 1, message.nbytes))
 
@@ -138,7 +137,7 @@ def worker_plan(
         "messages": [
             {
                 "name": message.name,
-                "elements": [nbytes // ITEM_BYTES[dtype] for nbytes in message.array_bytes],
+                "elements": [nbytes // ELEMENT_BYTES[dtype] for nbytes in message.array_bytes],
             }
             for message in messages
         ],
@@ -150,3 +149,12 @@ class Cell(NamedTuple):
 
     backend: str
     workers: int
+
+    @property
+    def group(self) -> int:
+        return self.workers
+
+    @property
+    def name(self) -> str:
+        """For files and messages."""
+        return f"{self.backend}-{self.workers}x"

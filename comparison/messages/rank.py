@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 # Values repeat after so many elements. It is prime: pieces of a message, whose lengths are powers of two,
 # would otherwise hold the same values, and might change places unnoticed.
 PERIOD = 4093
-DTYPES = ("float32", "float16")
 _BITS = {"float32": 24, "float16": 11}  # of the significand: whole numbers up to 2**bits are exact
 
 
@@ -175,7 +174,7 @@ def measure(comm: Communicator, message: Message, seconds: float, least: int, mo
         done = turn >= most or (turn >= least and time.monotonic() >= end)
         right, go_on = comm.all_agree([wrong is None, not done])
         if not right:
-            return {"wrong": wrong and f"rank {comm.rank}, round {turn}: {wrong}", "elsewhere": not wrong}
+            return {"wrong": wrong and f"rank {comm.rank}, round {turn}: {wrong}"}
         if not go_on:
             return {"first_s": times[0], "first_at": first_at, "rounds_s": times[1:]}
         turn += 1

@@ -5,23 +5,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
 
 from base.drawing import new_figure
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, legend_below, plain, whiskers
+from comparison.backends import REFERENCE
+from comparison.canvas import colour, legend_below, marker, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
-from comparison.report import (
-    PLANNING,
-    Part,
-    Report,
-    busy_mark,
-    marked,
-    samples_of,
-    where,
-    with_others,
-)
+from comparison.report import Found, Report, judged, report_on
 from comparison.verdicts import (
     DIFFERENT,
     EQUAL,
@@ -31,15 +23,14 @@ from comparison.verdicts import (
     Pair,
     Spread,
     compare,
-    planning,
     spread,
 )
-from comparison.wording import memory, verdict, with_range
+from comparison.wording import memory, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME, PICTURE = "messages", "messages.png"
+NAME = "messages"  # of the files
 DEFINITIONS = """\
 - A message is one array, or several (`200x64KB`) that are averaged in one call, as gradients are. 1 KB is
   1024 bytes, 1 MB/s is 10^6 bytes a second. Every backend averages through the same code as in training
@@ -59,9 +50,6 @@ DEFINITIONS = """\
   importing, joining, making names known. An agreement follows the exchange in every training step: the ranks
   learn whether all of them may go on. 50 in a row after the last message, the slowest rank's median.
 - Launches of all backends take turns in an order drawn for every repeat; ratios are taken within a repeat."""
-
-
-REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
 
 
 class Place(NamedTuple):
@@ -97,8 +85,9 @@ class Start(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`reasons`: why a message has no figures. `pairs`: of the reference with each of the others. `starts`:
-    of the backends that were right everywhere and have come to an end."""
+    """`figures`: of every cell, in the order of the tables. `reasons`: why a message has none. `pairs`: of
+    the reference with each of the others. `starts`: of the backends that were right everywhere and have come
+    to an end."""
 
     figures: dict[Cell, dict[str, Figures]]
     reasons: dict[Cell, dict[str, str]]
@@ -112,7 +101,7 @@ def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
     return nbytes / seconds * 2 * (ranks - 1) / ranks
 
 
-def reference_of(cells: Sequence[Cell], workers: int) -> Cell:
+def reference_of(cells: Iterable[Cell], workers: int) -> Cell:
     backends = [cell.backend for cell in cells if cell.workers == workers]
     return Cell(REFERENCE if REFERENCE in backends else backends[0], workers)
 
@@ -184,22 +173,20 @@ def evaluate(
     return Outcome(figures, reasons, compare(groups, confidence), starts)
 
 
-def tables_of(
-    cells: Sequence[Cell], messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]
-) -> list[Table]:
+def tables_of(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]) -> list[Table]:
     """A table for each number of ranks; start-up and agreement where a backend came so far."""
     tests = {pair.group: pair for pair in outcome.pairs}
     found = []
-    for workers in dict.fromkeys(cell.workers for cell in cells):
-        chosen = [cell for cell in cells if cell.workers == workers]
+    for workers in dict.fromkeys(cell.workers for cell in outcome.figures):
+        chosen = [cell for cell in outcome.figures if cell.workers == workers]
         rows = []
         for message, cell in itertools.product(messages, chosen):
             names = [message.name, titles[cell.backend]]
-            own = outcome.figures[cell].get(message.name)
+            measured = {each.backend: outcome.figures[each].get(message.name) for each in chosen}
+            own = measured[cell.backend]
             if own is None:
                 rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
                 continue
-            pair = tests.get(Place(workers, message.name, cell.backend))
             ratio = EMPTY if own.ratio is None else f"{own.ratio.median:.2f}"
             if own.ratio and own.ratio.least != own.ratio.most:
                 ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
@@ -209,32 +196,19 @@ def tables_of(
                 digits(own.bus_bytes_per_s / 1e6),
                 digits(1e3 * own.first_s.median),
                 ratio,
-                verdict(pair, {"titles": titles}) if pair else EMPTY,
             ]
-            behind = None
-            if pair:
-                taken = {
-                    each: outcome.figures[Cell(each, workers)][message.name].samples_s
-                    for each in (pair.first, pair.second)
-                }
-                behind = samples_of(pair, taken, titles, f"{message.name} over {workers} ranks")
-            rows.append(Row([*names, *figures], samples=behind))
-        reference = titles[reference_of(cells, workers).backend]
+            pair = tests.get(Place(workers, message.name, cell.backend))
+            samples = {key: each.samples_s for key, each in measured.items() if each}
+            where = f"{message.name} over {workers} ranks"
+            rows.append(judged([*names, *figures], pair, samples, titles, where))
+        reference = titles[reference_of(chosen, workers).backend]
         head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
         head += [f"to {reference} (least to most)", "verdict"]
-        plural = "ranks" if workers > 1 else "rank"
-        found.append(Table(f"One average of a message over {workers} {plural}", head, rows, names=2))
-    rows = [
-        Row(
-            [
-                str(cell.workers),
-                titles[cell.backend],
-                with_spread(start.start_up_s),
-                with_spread(start.agreement_s, 1e3),
-            ]
-        )
-        for cell, start in outcome.starts.items()
-    ]
+        found.append(Table(f"One average of a message over {workers} ranks", head, rows, names=2))
+    rows = []
+    for cell, start in outcome.starts.items():
+        figures = [with_spread(start.start_up_s), with_spread(start.agreement_s, 1e3)]
+        rows.append(Row([str(cell.workers), titles[cell.backend], *figures]))
     if rows:
         head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
         found.append(Table("Start-up, and agreement of the ranks", head, rows, names=2))
@@ -265,34 +239,16 @@ def report_of(
         complete: False for a comparison that goes on, or was interrupted.
     """
     taken = [[each["others"] for each in launch["attempts"] if "others" in each] for launch in launches]
-    shares = [max(each) for each in taken if each]
-    facts = {**facts, "busy": busy_mark(shares)}
     outcome = evaluate(cells, messages, launches, left_out, facts["confidence"])
-    tables = marked(tables_of(cells, messages, outcome, facts["titles"]), facts["busy"])
-    sentences = _sentences(facts, cells, launches, outcome)
-    planned = planning(outcome.pairs, facts["confidence"])
-    sentences += [planned.sentence] if planned else []
-    if not complete:
-        done = f"{len(launches)} of {len(cells) * facts['repeats']} launches are done"
-        sentences = [f"Partial: {done}; the same command continues.", *sentences]
-    sentences = with_others(sentences, shares)
-    figure = draw(cells, messages, outcome.figures, facts["titles"])
     error = f"{1 - facts['confidence']:.6g}"
-    document: list[Part] = [
-        "# Communication alone",
-        *sentences,
-        *tables,
-        f"![latency and bandwidth by size]({PICTURE})" if figure else "",
-        "## What was measured",
-        DEFINITIONS,
+    verdicts = (
         "Verdicts. A launch gives one value for a message: the median over its rounds. Two backends are"
         " compared by the logarithm of the ratio of their values within each repeat, with a two-sided paired"
         " t-test. One is called faster only if the p-value, adjusted by Holm's method over all verdicts of"
         f" this report, is at most {error}; equal within {MARGIN:.0%} where two one-sided t-tests, adjusted"
         f' alike, show that; otherwise it says "{NOT_SHOWN}", which does not say that there is none. With'
-        f" fewer than {FEWEST_REPEATS} repeats in common there is no verdict.",
-        *where(facts),
-    ]
+        f" fewer than {FEWEST_REPEATS} repeats in common there is no verdict."
+    )
     # Of each message its figures, or the reason why there are none.
     rows = [
         {
@@ -305,32 +261,37 @@ def report_of(
         }
         for cell, message in itertools.product(cells, messages)
     ]
-    content = {
-        "complete": complete,
-        **facts,
-        "figures": rows,
-        "pairs": [pair for pair in outcome.pairs if pair.repeats],
-        PLANNING: planned,
-        "starts": [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()],
-        "launches": launches,
-    }
-    shown: list[Part] = [*tables, "\n".join(sentences)]
-    return Report(NAME, document, content, {PICTURE: figure}, shown, facts["busy"])
+    starts = [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()]
+    found = Found(
+        name=NAME,
+        title="Communication alone",
+        tables=tables_of(messages, outcome, facts["titles"]),
+        sentences=_sentences(facts, launches, outcome),
+        figure=draw(messages, outcome.figures, facts["titles"]),
+        caption="latency and bandwidth by size",
+        rows=rows,
+        pairs=outcome.pairs,
+        explained=[DEFINITIONS, verdicts],
+        number=len(cells) * facts["repeats"],
+        shares=[max(each) for each in taken if each],
+        more={"starts": starts},
+    )
+    return report_on(found, facts, launches, complete)
 
 
 def _sentences(
-    facts: Mapping[str, Any], cells: Sequence[Cell], launches: Sequence[Mapping[str, Any]], outcome: Outcome
+    facts: Mapping[str, Any], launches: Sequence[Mapping[str, Any]], outcome: Outcome
 ) -> list[str]:
     """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
     neither is shown, on peak memory and on bad ends."""
-    titles, repeats, counts = facts["titles"], facts["repeats"], [cell.workers for cell in cells]
+    titles, cells = facts["titles"], [*outcome.figures]
     sentences = [
         f"{titles[cell.backend]} with {cell.workers} ranks is wrong at {name}: {reason[len('wrong: ') :]}."
         for cell in cells
         for name, reason in outcome.reasons[cell].items()
         if reason.startswith("wrong: ")
     ]
-    for cell in sorted(cells, key=lambda cell: counts.index(cell.workers)):
+    for cell in cells:
         kinds: dict[str, list[str]] = {"faster": [], "slower": [], EQUAL: [], NOT_SHOWN: [], "no verdict": []}
         for pair in outcome.pairs:
             if Cell(pair.group.backend, pair.group.workers) != cell:
@@ -340,11 +301,9 @@ def _sentences(
                 kind = "faster" if pair.faster == cell.backend else "slower"
             kinds[kind].append(pair.group.message)
         parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
-        if parts and repeats >= FEWEST_REPEATS:
+        if parts and facts["repeats"] >= FEWEST_REPEATS:
             against = f"{titles[cell.backend]} against {titles[reference_of(cells, cell.workers).backend]}"
             sentences.append(f"{cell.workers} ranks: {against}: {'; '.join(parts)}.")
-    if repeats < FEWEST_REPEATS:
-        sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
         roles = peaks.setdefault(titles[launch["backend"]], {})
@@ -365,51 +324,42 @@ def _sentences(
     ]
 
 
-# Beside the colours, so that lines can be told apart in grey: markers for backends, dashes for ranks.
-_MARKERS, _DASHES = "os^Dv*X", ("-", "--", ":", "-.")
+_DASHES = ("-", "--", ":", "-.")  # for numbers of ranks
 
 
 def draw(
-    cells: Sequence[Cell],
-    messages: Sequence[Message],
-    figures: Mapping[Cell, Mapping[str, Figures]],
-    titles: Mapping[str, str],
+    messages: Sequence[Message], figures: Mapping[Cell, Mapping[str, Figures]], titles: Mapping[str, str]
 ) -> Figure | None:
     """The median over the launches as a line, least to greatest as a band; messages of several arrays as
     single marks at their total size. None without figures."""
     if not any(figures.values()):
         return None
     figure = new_figure((12, 5.6))
-    backends = list(dict.fromkeys(cell.backend for cell in cells))
-    workers = list(dict.fromkeys(cell.workers for cell in cells))
+    backends = list(dict.fromkeys(cell.backend for cell in figures))
+    workers = list(dict.fromkeys(cell.workers for cell in figures))
     ranks = f" over {workers[0]} ranks" if len(workers) == 1 else ""
-    panels: Sequence[tuple[str, str, Callable[[Message, float, int], float]]] = (
-        (f"time of one average{ranks}", "ms", lambda message, seconds, count: 1e3 * seconds),
-        (
-            f"bus bandwidth{ranks}: 2(n − 1)/n × bytes / time",
-            "GB/s",
-            lambda message, seconds, count: bus_bandwidth(message.nbytes, seconds, count) / 1e9,
-        ),
-    )
+    titles_of = {
+        "ms": f"time of one average{ranks}",
+        "GB/s": f"bus bandwidth{ranks}: 2(n − 1)/n × bytes / time",
+    }
     latencies = [each.latency_s for own in figures.values() for each in own.values()]
     bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in latencies) else ""
     several = {}
     sizes = [message.nbytes for message in messages]
     # In powers of 4, and the largest in place of one that its name would touch.
     ticks = [4**power for power in range(20) if min(sizes) <= 4**power < max(sizes) / 2] + [max(sizes)]
-    all_axes = figure.subplots(1, len(panels))
-    for axes, (title, unit, value) in zip(all_axes, panels):
-        for cell in cells:
+    all_axes = figure.subplots(1, len(titles_of))
+    for axes, (unit, title) in zip(all_axes, titles_of.items()):
+        for cell in figures:
             number = backends.index(cell.backend)
-            style = {"color": colour(number), "marker": _MARKERS[number % len(_MARKERS)]}
-            shown = [message for message in messages if message.name in figures[cell]]
+            style = {"color": colour(number), "marker": marker(number)}
             points = []
-            for message in shown:
+            for message in (each for each in messages if each.name in figures[cell]):
                 latency = figures[cell][message.name].latency_s
-                three = [
-                    value(message, seconds, cell.workers)
-                    for seconds in (latency.median, latency.least, latency.most)
-                ]
+                seconds = (latency.median, latency.least, latency.most)
+                three = [1e3 * each for each in seconds]
+                if unit == "GB/s":
+                    three = [bus_bandwidth(message.nbytes, each, cell.workers) / 1e9 for each in seconds]
                 if message.tensors == 1:
                     points.append((message.nbytes, *three))
                     continue
@@ -435,7 +385,7 @@ def draw(
     if several:
         label = f"large hollow: {', '.join(several.values())}"
         all_axes[0].plot([], [], "o", color="grey", markersize=9, markerfacecolor="none", label=label)
-    legend_below(figure, all_axes[0], 4)
+    legend_below(figure, all_axes[:1], 4)
     return figure
 
 

@@ -25,16 +25,10 @@ from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.crossover import crossings
-from comparison.projection.model import (
-    COLOCATED,
-    GPUS,
-    STRATEGIES,
-    BytePS,
-    Plan,
-)
+from comparison.projection.model import COLOCATED, GPUS, STRATEGIES, BytePS, Plan
 from comparison.projection.options import SEQUENCES, ProjectionOptions
 from comparison.projection.pipelines import Pipeline
-from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
+from comparison.projection.validation import BASE, LARGE, SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
     ELEMENT_BYTES,
     VOCABULARY,
@@ -50,8 +44,8 @@ from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
 
-MODEL, LENGTH = "bert_24_1024_16", 128
-SMALLER = "bert_12_768_12"  # beside it for --crossover, unless the command line is about one model
+MODEL, LENGTH = LARGE, 128
+SMALLER = BASE  # beside it for --crossover, unless the command line is about one model
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
 # Options about gradients without pipelines.
@@ -65,7 +59,7 @@ def project(options: ProjectionOptions) -> int:
     """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
     pipelines = pipelines_of(options)
     plan = plan_of(options)
-    directory = Path(options.output).expanduser()
+    directory = Path(options.output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +70,7 @@ def project(options: ProjectionOptions) -> int:
         plans = [plan] if options.crossover else []
         if plans and not (options.model or options.measured or options.compute_s):
             plans = [plan_of(replace(options, model=SMALLER)), plan]
-        report = strategy_report.report_of(plan, plan.projections(), crossings(plans))
+        report = strategy_report.report_of(plan, crossings(plans))
     try:
         paths = report.ended(0).write(directory)
     except OSError as error:
@@ -147,7 +141,7 @@ def _published(options: ProjectionOptions, cluster: Cluster, dtype: str, parts: 
         raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
     compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
     source = (
-        f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
+        f"the operations a second of {single.model.rpartition('_')[0]} in {single.dtype}, "
         f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
     )
     return Step(compute_s, update_s, sequences, length, 1, dtype, source)

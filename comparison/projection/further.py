@@ -17,6 +17,7 @@ from comparison.projection.model import FlatRing, HierarchicalRing, Strategy
 from comparison.projection.validation import (
     BASE_FLOAT16,
     EFFICIENCY,
+    LARGE,
     LARGE_FLOAT16,
     MINUTES,
     THROUGHPUT,
@@ -24,9 +25,8 @@ from comparison.projection.validation import (
     Phase,
     Point,
     mean_deviation,
-    off,
     points_of,
-    shown,
+    points_table,
 )
 from comparison.projection.workload import Part
 
@@ -41,6 +41,7 @@ AWS_62 = (
 # The LAMB paper's largest batches, in the form in which NVIDIA's code has them.
 PAPER = (Phase(7038, 65536, 128), Phase(1563, 32768, 512))
 NEAR = 0.15
+HALVES = ("shown", "held out")
 
 _OLD = replace(P3DN, fusion_mb=64.0, cycle_ms=5.0)  # Horovod before 0.21
 _P3 = replace(
@@ -86,8 +87,6 @@ def _resnet(name: str, strategy: Strategy, *speeds: float) -> Case:
         source=HOROVOD_542,
         cluster=_P3,
         strategy=strategy,
-        layers=0,
-        units=0,
         network=resnet50_parts(),
         length=1,
         dtype="float32",
@@ -108,8 +107,7 @@ def _training(key: str, title: str, source: str, gpus: int, minutes: float, assu
         source=source,
         cluster=_SUPERPOD if key == "nvidia" else P3DN,
         strategy=HierarchicalRing(),
-        layers=24,
-        units=1024,
+        model=LARGE,
         dtype="float16",
         sequences=PAPER[0].sequences / gpus,
         unit=MINUTES,
@@ -128,8 +126,7 @@ CASES = (
         source=MXNET_BENCHMARK,
         cluster=P3DN,
         strategy=HierarchicalRing(),
-        layers=24,
-        units=1024,
+        model=LARGE,
         dtype="float16",
         sequences=64,
         unit=THROUGHPUT,
@@ -146,8 +143,6 @@ CASES = (
         source=GLUON_NLP_665,
         cluster=_OLD,
         strategy=FlatRing(),
-        layers=12,
-        units=768,
         dtype="float16",
         sequences=24,
         unit=EFFICIENCY,
@@ -187,27 +182,20 @@ def tables(first: Sequence[Point[Case]], points: Sequence[Point[Case]]) -> list[
     out ones. `points`: all of `further`."""
     held_out = is_held_out(points)
     new = [point for point in points if not point.calibrated]
-    rows = []
-    for point in new:
-        cells = [point.case.title, str(point.at), shown(point.case.unit, point.published)]
-        for predicted, overlap in ((point.predicted, True), (point.without_overlap, False)):
-            cells += [shown(point.case.unit, predicted), off(point.deviation(overlap))]
-        rows.append(Row([*cells, "held out" if held_out[name_of(point)] else "shown"]))
+    halves = [HALVES[held_out[name_of(point)]] for point in new]
     errors = []
     for title, own in (
         ("the first ones", [point for point in first if not point.calibrated]),
-        ("further, shown", [point for point in new if not held_out[name_of(point)]]),
-        ("further, held out", [point for point in new if held_out[name_of(point)]]),
+        *((f"further, {half}", [each for each, its in zip(new, halves) if its == half]) for half in HALVES),
     ):
         cells = [title, str(len(own))]
         for overlap in (True, False):
             near = sum(abs(point.deviation(overlap)) <= NEAR for point in own)
             cells += [f"{100 * mean_deviation(own, overlap):.1f}%", str(near)]
         errors.append(Row(cells))
-    head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by", "half")
     within = f"within {100 * NEAR:.0f}%"
     error_head = ("measurements", "predictions", "mean off", within, "without overlap", within)
     return [
-        Table("Validation: further measurements", head, rows),
+        points_table("Validation: further measurements", new, halves),
         Table("Validation: all errors", error_head, errors),
     ]

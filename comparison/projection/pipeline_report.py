@@ -319,5 +319,5 @@ def validation_figure(validations: Sequence[Validation]) -> Figure:
     figure.suptitle(
         "Tesla M40: published and predicted; the first model's two times are calibrated", fontsize=11
     )
-    legend_below(figure, drawn[0], 2)
+    legend_below(figure, drawn[:1], 2)
     return figure

@@ -53,11 +53,10 @@ LIMITS = """\
 """
 
 
-def report_of(
-    plan: Plan, projections: Sequence[Projection], crossings: Sequence[crossover.Crossing] = ()
-) -> Report:
+def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
     """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
-    work, points, more = plan.workload, validate(), further.further()
+    work, projections, points, more = plan.workload, plan.projections(), validate(), further.further()
+    held_out = further.is_held_out(more)
     own = []
     for key in dict.fromkeys(each.strategy for each in projections):
         chosen = [each for each in projections if each.strategy == key]
@@ -132,10 +131,31 @@ def report_of(
     if crossings:
         pictures[crossover.PICTURE] = crossover.draw(crossings, plan)
     content = {
-        **_content(plan, projections, points),
+        "schema": SCHEMA,
+        "model": plan.model,
+        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
+        "workload": {
+            "parameters": work.elements,
+            "gradient_bytes": work.total_bytes,
+            "gradient_dtype": plan.gradient_dtype,
+            "compute_dtype": plan.compute_dtype,
+            "parts": [
+                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
+                for part in work.parts
+            ],
+            "compute_s": work.compute_s,
+            "compute_source": plan.compute_source,
+            "optimizer_s": work.optimizer_s,
+            "sequences": work.sequences,
+            "length": work.length,
+            "accumulate": work.accumulate,
+            "overlap": work.overlap,
+        },
+        "projections": projections,
+        "validation_error": {"predicted": errors[True], "without_overlap": errors[False]},
+        "validation": [_as_object(point) for point in points],
         "further_validation": [
-            {**_as_object(each), "held_out": further.is_held_out(more).get(further.name_of(each))}
-            for each in more
+            {**_as_object(each), "held_out": held_out.get(further.name_of(each))} for each in more
         ],
         "crossover": crossings,
     }
@@ -159,38 +179,6 @@ COLUMNS: Mapping[str, Callable[[Projection], str]] = {
     "without overlap": lambda each: f"{100 * each.without_overlap:.1f}%",
     "sent by a host": lambda each: size(each.sent_bytes) if each.sent_bytes else "0",
 }
-
-
-def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> dict[str, Any]:
-    work = plan.workload
-    return {
-        "schema": SCHEMA,
-        "model": plan.model,
-        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
-        "workload": {
-            "parameters": work.elements,
-            "gradient_bytes": work.total_bytes,
-            "gradient_dtype": plan.gradient_dtype,
-            "compute_dtype": plan.compute_dtype,
-            "parts": [
-                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
-                for part in work.parts
-            ],
-            "compute_s": work.compute_s,
-            "compute_source": plan.compute_source,
-            "optimizer_s": work.optimizer_s,
-            "sequences": work.sequences,
-            "length": work.length,
-            "accumulate": work.accumulate,
-            "overlap": work.overlap,
-        },
-        "projections": projections,
-        "validation_error": {
-            name: error_range(points, overlap)
-            for name, overlap in (("predicted", True), ("without_overlap", False))
-        },
-        "validation": [_as_object(point) for point in points],
-    }
 
 
 def _as_object(point: Point[Case]) -> dict[str, Any]:
@@ -247,7 +235,7 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
     rate.set_ylabel("sequences/s a GPU")
     title = f"{plan.model} on {plan.cluster.title}\n{plan.batch}; {plan.precision}"
     figure.suptitle(title, fontsize=11)
-    legend_below(figure, drawn[0], 2)
+    legend_below(figure, drawn[:1], 2)
     return figure
 
 
@@ -266,7 +254,7 @@ def _validation(points: Sequence[Point[Case]]) -> Figure:
     for axes, unit, name in ((steps, STEP, "seconds per step"), (days, DAYS, "days of training")):
         _draw_series(axes, [point for point in main if point.case.unit == unit], name)
         axes.set_title(f"a university, by its {'days' if unit == DAYS else 'step times'}", fontsize=10)
-    legend_below(figure, steps, 4)
+    legend_below(figure, [steps], 4)
     return figure
 
 
@@ -311,13 +299,13 @@ def _draw_claims(axes: Axes, points: Sequence[Point[Case]]) -> None:
 
 def _draw_series(axes: Axes, points: Sequence[Point[Case]], name: str) -> None:
     counts = [point.at for point in points]
-    styles: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("published", "o", {"markersize": 6, "label": "published"}),
-        ("predicted", "-", {"linewidth": 1.4, "label": "predicted"}),
-        ("without_overlap", ":", {"linewidth": 1.4, "label": "predicted, without overlap"}),
-    )
-    for field, mark, style in styles:
-        axes.plot(counts, [getattr(point, field) for point in points], mark, color="black", **style)
+    for field, mark, label in (
+        ("published", "o", "published"),
+        ("predicted", "-", "predicted"),
+        ("without_overlap", ":", "predicted, without overlap"),
+    ):
+        values = [getattr(point, field) for point in points]
+        axes.plot(counts, values, mark, markersize=6, linewidth=1.4, color="black", label=label)
     taken = [(point.at, point.published) for point in points if point.calibrated]
     axes.plot(
         *zip(*taken), "o", markersize=12, markerfacecolor="none", color="black",

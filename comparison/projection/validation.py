@@ -10,20 +10,13 @@ can do; what else software costs is in neither.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Mapping, NamedTuple, Sequence, TypeVar
 
 from base.tables import Row, Table
-from bert.configuration import BertConfig, named_config
+from bert.configuration import named_config
 from comparison.projection.clusters import BYTEPS, BYTEPS_README, DLPERF, HETSEQ, UNIVERSITY, Cluster
-from comparison.projection.model import (
-    SEPARATE,
-    BytePS,
-    FlatRing,
-    HierarchicalRing,
-    Strategy,
-    project,
-)
+from comparison.projection.model import SEPARATE, BytePS, FlatRing, HierarchicalRing, Strategy, project
 from comparison.projection.workload import (
     ELEMENT_BYTES,
     Part,
@@ -42,29 +35,17 @@ NVIDIA_BERT = (
 BYTEPS_SCRIPTS = "https://github.com/ymjiang/gluon-nlp/blob/bert-byteps/scripts/bert/hvd.sh"
 
 THROUGHPUT, STEP, DAYS, EFFICIENCY, MINUTES = "sequences/s", "s/step", "days", "efficiency", "minutes"
+BASE, LARGE = "bert_12_768_12", "bert_24_1024_16"
 
 
-@dataclass(frozen=True)
-class _Model:
-    layers: int
-    units: int
+class SingleGpu(NamedTuple):
+    """A measured throughput of one GPU without communication, in sequences of 128 tokens a second."""
 
-    @property
-    def bert(self) -> BertConfig:
-        """The model, with heads of 64 units, as all of these have."""
-        return named_config(f"bert_{self.layers}_{self.units}_{self.units // 64}")
-
-
-@dataclass(frozen=True)
-class SingleGpu(_Model):
-    """A measured throughput of one GPU without communication, in sequences a second."""
-
+    model: str
     dtype: str
     sequences: int
     sequences_per_s: float
     source: str
-    length: int = 128
-    predictions: int = 20
 
 
 class Phase(NamedTuple):
@@ -76,7 +57,7 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Case(_Model):
+class Case:
     """A series of measurements at growing numbers of GPUs.
 
     Attributes:
@@ -84,7 +65,7 @@ class Case(_Model):
         unit: of `points`: THROUGHPUT, STEP, DAYS, EFFICIENCY or MINUTES.
         points: GPUs -> what was published, in the order of their numbers.
         sequences, length: of one pass on one GPU. accumulate: passes of a step.
-        network: the parts of one that is no BERT, in place of layers and units.
+        network: the parts of one that is no BERT, in place of `model`.
         single: where the compute time of a pass comes from, if from another source.
         calibrated_on: the number of GPUs whose point gives it; 0 if `single` does.
         steps: GPUs -> steps of the whole training, for DAYS. phases: the whole training, for MINUTES.
@@ -100,12 +81,13 @@ class Case(_Model):
     sequences: float
     unit: str
     points: Mapping[int, float]
+    model: str = BASE
     accumulate: int = 1
     length: int = 128
     network: tuple[Part, ...] = ()
     single: SingleGpu | None = None
     calibrated_on: int = 0
-    steps: Mapping[int, int] | None = None
+    steps: Mapping[int, int] = field(default_factory=dict)
     phases: Sequence[Phase] = ()
     main: bool = True
     assumed: str = ""
@@ -113,7 +95,8 @@ class Case(_Model):
     @property
     def parts(self) -> tuple[Part, ...]:
         predictions = predictions_of(self.length)
-        return self.network or bert_parts(self.bert, length=self.length, predictions=predictions)
+        bert = named_config(self.model)
+        return self.network or bert_parts(bert, length=self.length, predictions=predictions)
 
 
 def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
@@ -124,8 +107,6 @@ def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
         source=DLPERF_README,
         cluster=DLPERF,
         strategy=FlatRing(),
-        layers=12,
-        units=768,
         dtype=dtype,
         sequences=sequences,
         unit=THROUGHPUT,
@@ -138,12 +119,12 @@ def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
 
 # NVIDIA's PyTorch code on a DGX-1: the same GPU as p3dn's, batch size and length as BytePS's authors had.
 # Their own speed on one GPU is in no text; MXNet's may differ.
-LARGE_FLOAT16 = SingleGpu(24, 1024, "float16", 64, 171.52, NVIDIA_BERT)
-LARGE_FLOAT32 = SingleGpu(24, 1024, "float32", 32, 40.32, NVIDIA_BERT)
-BASE_FLOAT16 = SingleGpu(12, 768, "float16", 128, 544.31, DLPERF_README)
-BASE_FLOAT32 = SingleGpu(12, 768, "float32", 64, 156.76, DLPERF_README)
+LARGE_FLOAT16 = SingleGpu(LARGE, "float16", 64, 171.52, NVIDIA_BERT)
+LARGE_FLOAT32 = SingleGpu(LARGE, "float32", 32, 40.32, NVIDIA_BERT)
+BASE_FLOAT16 = SingleGpu(BASE, "float16", 128, 544.31, DLPERF_README)
+BASE_FLOAT32 = SingleGpu(BASE, "float32", 64, 156.76, DLPERF_README)
 # 128 sequences on four GPUs times 4 passes in 2.60 s.
-UNIVERSITY_FLOAT32 = SingleGpu(12, 768, "float32", 32, 4 * 32 / 2.60, HETSEQ)
+UNIVERSITY_FLOAT32 = SingleGpu(BASE, "float32", 32, 4 * 32 / 2.60, HETSEQ)
 
 SINGLE_GPUS: Mapping[str, Mapping[str, SingleGpu]] = {  # cluster -> dtype
     "p3dn": {"float16": LARGE_FLOAT16, "float32": LARGE_FLOAT32},
@@ -162,8 +143,7 @@ def _claim(name: str, strategy: Strategy, efficiency: float, assumed: str) -> Ca
         source=BYTEPS_README,
         cluster=BYTEPS,
         strategy=strategy,
-        layers=24,
-        units=1024,
+        model=LARGE,
         dtype="float16",
         sequences=64,
         unit=EFFICIENCY,
@@ -181,8 +161,6 @@ def _university(unit: str, *values: float) -> Case:
         source=HETSEQ,
         cluster=UNIVERSITY,
         strategy=FlatRing(),
-        layers=12,
-        units=768,
         dtype="float32",
         sequences=32,
         accumulate=4,
@@ -292,7 +270,7 @@ def workload_of(case: Case) -> Workload:
     gpus, value = case.calibrated_on, case.points[case.calibrated_on]
     wanted = {
         STEP: value,
-        DAYS: value * DAY / (case.steps or {}).get(gpus, 1),
+        DAYS: value * DAY / case.steps.get(gpus, 1),
         THROUGHPUT: gpus * case.sequences * case.accumulate / value,
     }[case.unit]
     low, high = 0.0, wanted
@@ -311,7 +289,7 @@ def single_compute_seconds(
     The update is taken off the measured step before. That the rate does not depend on the batch is an
     assumption; a small batch keeps a GPU less busy.
     """
-    own = bert_parts(single.bert, length=single.length, predictions=single.predictions)
+    own = bert_parts(named_config(single.model))
     update_s = update_seconds(sum(part.elements for part in own), memory_gbytes_s)
     rate = step_flops(own, single.sequences) / (single.sequences / single.sequences_per_s - update_s)
     return step_flops(parts, sequences) / rate
@@ -326,10 +304,12 @@ def _in_unit(case: Case, gpus: int, work: Workload) -> float:
             seconds += steps * found.step_s
         return seconds / 60
     found = project(work, case.strategy, case.cluster, gpus)
-    if case.unit == DAYS:
-        assert case.steps is not None
-        return found.step_s * case.steps[gpus] / DAY
-    return {THROUGHPUT: found.sequences_per_s, EFFICIENCY: found.efficiency, STEP: found.step_s}[case.unit]
+    return {
+        THROUGHPUT: found.sequences_per_s,
+        EFFICIENCY: found.efficiency,
+        STEP: found.step_s,
+        DAYS: found.step_s * case.steps.get(gpus, 0) / DAY,
+    }[case.unit]
 
 
 def shown(unit: str, value: float) -> str:
@@ -345,18 +325,20 @@ def off(deviation: float) -> str:
     return f"{round(100 * deviation, 1) + 0.0:+.1f}%"  # the sum makes +0.0 of -0.0
 
 
-def _points(title: str, points: Sequence[Point[Case]]) -> Table:
+def points_table(title: str, points: Sequence[Point[Case]], halves: Sequence[str] = ()) -> Table:
+    """Points with their predictions. `halves`: a last column."""
     rows = []
-    for point in points:
+    for place, point in enumerate(points):
         unit = point.case.unit
         cells = [point.case.title, str(point.at), shown(unit, point.published)]
         if point.calibrated:
             rows.append(Row(cells, "compute time taken from it"))
             continue
-        cells += [shown(unit, point.predicted), off(point.deviation())]
-        rows.append(Row([*cells, shown(unit, point.without_overlap), off(point.deviation(overlap=False))]))
+        for predicted, overlap in ((point.predicted, True), (point.without_overlap, False)):
+            cells += [shown(unit, predicted), off(point.deviation(overlap))]
+        rows.append(Row([*cells, *halves[place : place + 1]]))
     head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by")
-    return Table(title, head, rows)
+    return Table(title, [*head, "half"] if halves else head, rows)
 
 
 def tables(points: Sequence[Point[Case]]) -> list[Table]:
@@ -376,8 +358,8 @@ def tables(points: Sequence[Point[Case]]) -> list[Table]:
             continue
         at, cells = {point.at: point for point in own}, [case.title]
         for few, many in ((1, 8), (8, 32)):
-            for field in ("published", "predicted", "without_overlap"):
-                before, then = (count * case.sequences / getattr(at[count], field) for count in (few, many))
+            for kind in ("published", "predicted", "without_overlap"):
+                before, then = (count * case.sequences / getattr(at[count], kind) for count in (few, many))
                 cells.append(f"{1e3 * (then - before):.1f}")
         losses.append(Row(cells))
         both = [f"{off(each.deviation())} / {off(each.deviation(False))}" for each in own if each.at > 1]
@@ -389,7 +371,9 @@ def tables(points: Sequence[Point[Case]]) -> list[Table]:
     ]
     mean_head = ("measurement", "predictions", "mean off", "without overlap")
     return [
-        _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
+        points_table(
+            "Validation: the measurements the model is judged by", [p for p in points if p.case.main]
+        ),
         Table(
             "Validation: DLPerf's points, off by with overlap / without",
             ["measurement", *(f"{gpus} GPUs" for gpus in (2, 4, 8, 16, 32))],

@@ -11,11 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Sequence
 
-from base import machine
 from base.errors import InputError
 from base.progress import Printed
-from comparison.backends import BACKENDS, ROOT, environment
-from comparison.campaign import Campaign, Said, Store, versions, what_counts
+from comparison.backends import BACKENDS, environment
+from comparison.campaign import Campaign, Said, Store, what_counts
 from comparison.launch import launch, reason_of_exit
 from comparison.options import RunsOptions
 from comparison.report import Report
@@ -80,7 +79,7 @@ def compare_runs(options: RunsOptions) -> int:
             if options.retry_failed:
                 made = {work: record for work, record in made.items() if not record.failure}
             runs = Runs(options, training, store, works, made)
-            return runs.dry_run(options.cluster) if options.dry_run else runs.run(store.directory)
+            return runs.dry_run() if options.dry_run else runs.run(store.directory)
     except OSError as error:  # a full disk, a file system that has gone
         raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
 
@@ -88,6 +87,7 @@ def compare_runs(options: RunsOptions) -> int:
 class Runs(Campaign[Work, Record]):
     """Training runs: timed ones and profiled ones."""
 
+    options: RunsOptions
     alike = (lambda work: (work.setting, work.kind), lambda work: (work.setting.workers, work.kind))
     rule = (
         f"{START_S:g} s to start and {STEP_S:g} s for each of --steps, at most --time_limit; the first"
@@ -95,8 +95,8 @@ class Runs(Campaign[Work, Record]):
     )
 
     def __init__(self, options: RunsOptions, training: Training, *campaign: Any):
-        super().__init__(*campaign)
-        self.options, self.training = options, training
+        super().__init__(options, *campaign)
+        self.training = training
 
     def title(self, work: Work) -> str:
         return str(work)
@@ -169,17 +169,12 @@ class Runs(Campaign[Work, Record]):
     def report_of(self, records: Sequence[Record], complete: bool) -> tuple[Report, list[str]]:
         options = self.options
         facts = {
-            "machine": machine.describe(ROOT),
-            "versions": versions(),
-            "options": options.given,
+            **self.facts,
             **self.training.facts,
-            "confidence": options.confidence,
             "gpus": options.gpus,
             "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
             "price_per_hour": options.price_per_hour,
             "gpus_per_instance": options.gpus_per_instance,
-            "command": options.command,
-            "titles": options.titles(),
         }
         report, results = report_of(facts, records, options.settings, options.repeats, complete)
         bad = [each for each in results.results if each.kind in BAD and (complete or each.kind != NOT_RUN)]

@@ -16,9 +16,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.files import sha256_of
+from base.options import options_in
 from comparison.backends import BACKENDS, Backend, Cluster, launch_words
 from comparison.campaign import LAUNCHES, Store
-from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, RunsOptions
+from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, RunsOptions, Trained
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
 from comparison.settings import Setting
 from data import embedded
@@ -30,8 +31,7 @@ from training.profiling.profiler import LAST
 
 RECORD = "record.json"
 _CKPT = "ckpt"  # below a launch's directory
-# compare.py's own options: to be given before --.
-_OWN = ("--model", "--data", "--raw", "--vocab", "--max_seq_length", "--use_avg_len", "--accumulate")
+_OWN = [f"--{name}" for name in options_in(Trained)]  # compare.py's own: to be given before --
 _OWN_AXES = {"--batch_size": "--batch_sizes", "--dtype": "--dtypes", "--num_steps": "--steps",
              "--log_interval": "--log_interval", "--seed": "--seed"}  # fmt: skip
 # Every launch begins anew, in a directory of its own, and does nothing besides training.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from base.drawing import new_figure
 from base.quantities import digits, percent
@@ -15,7 +15,6 @@ from comparison.canvas import (
     ideal_style,
     legend_below,
     line_style,
-    name_backends,
     plain,
     thousands,
     whiskers,
@@ -24,7 +23,7 @@ from comparison.runs import agreement
 from comparison.runs.results import Breakdown, Results
 from comparison.runs.sections import short_reason
 from comparison.settings import Group, Setting
-from comparison.wording import batch_unit, group_words, share_with_extremes, title_of
+from comparison.wording import share_with_extremes
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
 from training.profiling.trace import COPYING, DATA_WAIT
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
 
 
-def throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def throughput(results: Results) -> Figure | None:
     if not any(each.figures for each in results.results):
         return None
     panels, workers, backends = _axes_of(results)
@@ -58,19 +57,22 @@ def throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
                 rate = result.figures.tokens_per_s
                 axes.bar(at, rate.median, width * 0.92, color=colour(index))
                 whiskers(axes, [at], [rate], color="black")
-        axes.set(title=_panel_title(dtype, batch_size, facts), xlabel="workers", ylabel="tokens/s")
+        title = f"{dtype}, {batch_size:,} {results.unit} a worker"
+        axes.set(title=title, xlabel="workers", ylabel="tokens/s")
         axes.set_xticks(range(len(workers)), [str(count) for count in workers])
         axes.set_xlim(-0.5, len(workers) - 0.5)
         thousands(axes)
         plain(axes)
-    name_backends(figure, backends, facts)
+    for index, backend in enumerate(backends):  # whoever has no bar has a name, too
+        places[0][0].plot([], [], "s", markersize=9, color=colour(index), label=results.title(backend))
+    legend_below(figure, places[0])
     several = any(each.launches > 1 for each in results.results)
     spread = ": medians; whiskers from the slowest to the fastest launch" if several else " of one launch"
     figure.suptitle(f"Throughput{spread}", fontsize=11)
     return figure
 
 
-def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def scaling(results: Results) -> Figure | None:
     panels, workers, backends = _axes_of(results)
     if not any(
         each.figures and each.figures.scaling and each.setting.workers > 1 for each in results.results
@@ -86,7 +88,8 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             rates = {count: each.tokens_per_s for count, each in known}
             if 1 in rates:
                 ones.append(rates[1].median)
-            upper.plot(list(rates), [rate.median for rate in rates.values()], marker="o", **line)
+            medians = [rate.median for rate in rates.values()]
+            upper.plot(list(rates), medians, marker="o", label=results.title(backend), **line)
             whiskers(upper, list(rates), list(rates.values()), color=line["color"])
             scaled = {count: each.scaling.efficiency for count, each in known if each.scaling}
             if scaled:
@@ -100,8 +103,9 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
         if ones:
             # From the fastest single worker: no line lies above it but for noise.
             upper.plot([1, max(workers)], [max(ones), max(ones) * max(workers)], **ideal_style())
-        lower.plot([1, max(workers)], [1, 1], **ideal_style())
-        upper.set(title=_panel_title(dtype, batch_size, facts), ylabel="tokens/s", xlabel="workers")
+        lower.plot([1, max(workers)], [1, 1], label="ideal", **ideal_style())
+        title = f"{dtype}, {batch_size:,} {results.unit} a worker"
+        upper.set(title=title, ylabel="tokens/s", xlabel="workers")
         thousands(upper)
         lower.set(ylabel="efficiency", xlabel="workers")
         for axes in (upper, lower):
@@ -110,12 +114,12 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             axes.set_xlim(1 - 0.06 * (max(workers) - 1), max(workers) + 0.06 * (max(workers) - 1))
             axes.set_ylim(bottom=0)
             plain(axes)
-    name_backends(figure, backends, facts, lines=True, ideal=True)
+    legend_below(figure, places[0])
     figure.suptitle("Weak scaling: the batch of a worker stays the same", fontsize=11)
     return figure
 
 
-def losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def losses(results: Results) -> Figure | None:
     known = [each.setting for each in results.results if each.setting in results.curves]
     groups = list(dict.fromkeys(setting.group for setting in known))
     if not groups:
@@ -127,17 +131,15 @@ def losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             curve = results.curves.get(Setting(backend, *group), {})
             for axes, name in zip(pair, ("mlm_loss", "nsp_loss")):
                 points = {step: curve[step][name] for step in sorted(curve) if curve[step][name] is not None}
-                if curve:
-                    marker = "o" if len(points) == 1 else None
-                    line = line_style(index, len(backends))
-                    axes.plot(list(points), list(points.values()), marker=marker, **line)
-        pair[0].set(title=group_words(group, facts), ylabel="masked-LM loss, nats")
+                line = {"marker": "o" if len(points) == 1 else None, **line_style(index, len(backends))}
+                axes.plot(list(points), list(points.values()), label=results.title(backend), **line)
+        pair[0].set(title=results.words(group), ylabel="masked-LM loss, nats")
         pair[1].set(ylabel="next-sentence loss, nats", xlabel="step")
         for axes in pair:
             axes.xaxis.get_major_locator().set_params(integer=True)
             plain(axes)
         wrong = [
-            f"{title_of(each.setting.backend, facts)}: {each.differs}"
+            f"{results.title(each.setting.backend)}: {each.differs}"
             for each in results.groups()[group]
             if each.kind in (agreement.WRONG, agreement.UNDECIDED)
         ]
@@ -145,7 +147,7 @@ def losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             text = "\n".join(wrong)
             pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=7, color=ALARM,
                          transform=pair[0].transAxes)  # fmt: skip
-    name_backends(figure, backends, facts, lines=True)
+    legend_below(figure, places[0])
     figure.suptitle("Losses of the first launch, one curve on top of the other", fontsize=11)
     return figure
 
@@ -156,10 +158,6 @@ def _axes_of(results: Results) -> tuple[list[tuple[str, int]], list[int], list[s
     panels = list(dict.fromkeys((each.dtype, each.batch_size) for each in settings))
     backends = list(dict.fromkeys(each.backend for each in settings))
     return panels, sorted({each.workers for each in settings}), backends
-
-
-def _panel_title(dtype: str, batch_size: int, facts: Mapping[str, Any]) -> str:
-    return f"{dtype}, {batch_size:,} {batch_unit(facts)} a worker"
 
 
 # The parts of a step, fewer than a profile has: the figure is about communication.
@@ -195,7 +193,7 @@ class Bar(NamedTuple):
         return self.end + (self.breakdown.step_ms.most - self.breakdown.step_ms.median)
 
 
-def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+def breakdown_figure(results: Results) -> Figure | None:
     """None where no setting has a breakdown."""
     # Of the parts the medians; other operators are all kinds that no other bar has.
     named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
@@ -229,9 +227,7 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
         left = ends
     for at, bar in zip(places, bars):
         _whisker(axes, at, bar, limit)
-    names = [
-        f"{group_words(bar.setting.group, facts)}: {title_of(bar.setting.backend, facts)}" for bar in bars
-    ]
+    names = [f"{results.words(bar.setting.group)}: {results.title(bar.setting.backend)}" for bar in bars]
     axes.set_yticks(places, names, fontsize=8.5)
     axes.set_ylim(places[-1] + 0.7, places[0] - 0.7)
     axes.set_xlim(0, _TEXT * limit)
@@ -241,7 +237,7 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
         title=f"A step of rank 0: {medians_of if most > 1 else 'one profiled launch'}", xlabel="ms a step"
     )
     plain(axes, "x")
-    legend_below(figure, axes, 3)
+    legend_below(figure, [axes], 3)
     return figure
 
 

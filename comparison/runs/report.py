@@ -9,14 +9,13 @@ import shlex
 from typing import Any, Mapping, Sequence
 
 from base.tables import Table
-from comparison.report import PLANNING, Part, Report, busy_mark, marked, with_others
+from comparison.report import PLANNING, Part, Report, busy_mark, marked, with_remarks
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
 from comparison.runs.record import TIMED, Record
 from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
 from comparison.settings import Setting
 from comparison.verdicts import DIFFERENT, EQUAL, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, planning, rule
-from comparison.wording import batch_unit, group_words, title_of
 
 NAME = "report"  # of the files
 SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
@@ -45,10 +44,10 @@ def report_of(
     facts = {**facts, "busy": busy_mark(shares)}
     results = gather(facts, records, planned)
     pictures = {
-        plots.THROUGHPUT: plots.throughput(results, facts),
-        plots.SCALING: plots.scaling(results, facts),
-        plots.BREAKDOWN: plots.breakdown_figure(results, facts),
-        plots.LOSSES: plots.losses(results, facts),
+        plots.THROUGHPUT: plots.throughput(results),
+        plots.SCALING: plots.scaling(results),
+        plots.BREAKDOWN: plots.breakdown_figure(results),
+        plots.LOSSES: plots.losses(results),
     }
     # Warnings stand before everything else.
     warnings = []
@@ -61,18 +60,17 @@ def report_of(
         warnings.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
     tables = marked(
         [
-            sections.speed(results, facts, repeats),
-            sections.pairs(results, facts),
-            sections.communication(results, facts),
-            sections.resources(results, facts),
-            sections.scaling(results, facts),
-            sections.to_finish(results, facts),
+            sections.speed(results, repeats),
+            sections.pairs(results),
+            sections.communication(results),
+            sections.resources(results),
+            sections.scaling(results),
+            sections.to_finish(results),
         ],
         facts["busy"],
     )
     planned_repeats = planning(results.pairs, facts["confidence"])
-    said = [*summary(results, facts), *([planned_repeats.sentence] if planned_repeats else [])]
-    first = with_others([*warnings, *said], shares)
+    first = with_remarks([*warnings, *summary(results)], planned_repeats, shares)
     # `launches` are the raw samples; seconds, bytes, nats.
     content = {
         "schema": SCHEMA,
@@ -92,7 +90,7 @@ def report_of(
         "launches": records,
     }
     drawn = [name for name, figure in pictures.items() if figure]
-    document = _document(first, tables, drawn, results, facts, repeats)
+    document = _document(first, tables, drawn, results, repeats)
     shown: list[Part] = [*tables, "\n".join(first) + "\n"]
     return Report(NAME, document, content, pictures, shown, facts["busy"]), results
 
@@ -106,7 +104,7 @@ _PLOTS = {
 }
 
 
-def summary(results: Results, facts: Mapping[str, Any]) -> list[str]:
+def summary(results: Results) -> list[str]:
     """Sentences; at least one."""
     by_names: dict[tuple[str, str], list[Pair]] = {}
     for each in results.pairs:
@@ -120,20 +118,20 @@ def summary(results: Results, facts: Mapping[str, Any]) -> list[str]:
     for (first, second), members in by_names.items():
         kinds = {each.verdict for each in members}
         if DIFFERENT in kinds:
-            sentences.append(_decided(first, second, members, facts))
+            sentences.append(_decided(first, second, members, results))
         else:
             kind = next((each for each in (NOT_SHOWN, EQUAL) if each in kinds), TOO_FEW)
-            undecided[kind].append(f"{title_of(first, facts)} and {title_of(second, facts)}")
+            undecided[kind].append(f"{results.title(first)} and {results.title(second)}")
     words = {
         EQUAL: EQUAL.capitalize(),
         NOT_SHOWN: "No difference shown",
         TOO_FEW: "Too few repeats for a verdict",
     }
     sentences += [f"{words[kind]}: {'; '.join(names)}." for kind, names in undecided.items() if names]
-    return [*sentences, *_troubles(results, facts)]
+    return [*sentences, *_troubles(results)]
 
 
-def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[str, Any]) -> str:
+def _decided(first: str, second: str, members: Sequence[Pair], results: Results) -> str:
     """Sentence on two backends: the faster one, where, and how many times as fast."""
     parts = []
     for winner, loser in ((first, second), (second, first)):
@@ -146,7 +144,7 @@ def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[st
         if len(won) == len(members):
             where = "in the only setting compared" if len(won) == 1 else f"in all {len(won)} settings"
         elif len(won) <= _FEW:
-            where = "with " + " and with ".join(group_words(each, facts) for each in groups)
+            where = "with " + " and with ".join(map(results.words, groups))
         else:
             counts = []
             for workers in sorted({each.workers for each in groups}):
@@ -156,7 +154,7 @@ def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[st
                 )
                 counts.append(f"{hits} of {here} with {workers} worker{'s' if workers > 1 else ''}")
             where = f"in {len(won)} of {len(members)} settings ({', '.join(counts)})"
-        names = f"{title_of(winner, facts)} is faster than {title_of(loser, facts)}"
+        names = f"{results.title(winner)} is faster than {results.title(loser)}"
         parts.append(f"{names} {where}, {factor} times as fast")
     rest = [each for each in members if each.verdict != DIFFERENT]
     if rest:
@@ -165,7 +163,7 @@ def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[st
     return f"{'; '.join(parts)}."
 
 
-def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
+def _troubles(results: Results) -> list[str]:
     kinds = {
         agreement.WRONG: "Wrong, without figures",
         agreement.UNDECIDED: "Backends differ and no majority says which is right, without figures",
@@ -181,13 +179,13 @@ def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
                 by_backend.setdefault(each.setting.backend, []).append(each)
         named = []
         for backend, own in by_backend.items():
-            groups = [group_words(each.setting.group, facts) for each in own]
+            groups = [results.words(each.setting.group) for each in own]
             ran = sum(each.setting.backend == backend for each in results.results)
             where = "; ".join(groups) if len(groups) <= _FEW else f"{len(groups)} of {ran} settings"
             if len(groups) == ran > 1:
                 where = "everywhere"
             what = " or ".join(dict.fromkeys(each.differs for each in own if each.differs))
-            named.append(f"{title_of(backend, facts)} ({where}{': ' if what else ''}{what})")
+            named.append(f"{results.title(backend)} ({where}{': ' if what else ''}{what})")
         if named:
             sentences.append(f"{words}: {', '.join(named)}.")
     return sentences
@@ -198,25 +196,23 @@ def _document(
     tables: Sequence[Table],
     drawn: Sequence[str],
     results: Results,
-    facts: Mapping[str, Any],
     repeats: int,
 ) -> list[Part]:
     """The whole text. `first`: its first sentences; `drawn`: the plots, which lie beside it."""
+    facts = results.facts
     usual = [
-        sections.throughput(results, facts),
-        sections.training_time(results, facts),
-        sections.expansion(results, facts),
+        sections.throughput(results),
+        sections.training_time(results),
+        sections.expansion(results),
     ]
     greatest = []
     for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
         values = {group: each[kind] for group, each in results.greatest_difference.items()}
         worst = max(values, key=lambda group: values[group])
-        where = f"{values[worst]:.2g} ({group_words(worst, facts)})" if values[worst] else "none"
+        where = f"{values[worst]:.2g} ({results.words(worst)})" if values[worst] else "none"
         greatest.append(f"of {kind}: {where}")
     agreeing = f"Greatest relative difference of backends that agree, {'; '.join(greatest)}."
     average = " with --use_avg_len" if facts["use_avg_len"] else ""
-    machine = facts.get("machine") or {}
-    cores = f" ({machine['cores']} cores)" if machine.get("cores") else ""
     return [
         "# Horovod against BytePS",
         *first,
@@ -232,24 +228,25 @@ def _document(
         rule(facts["confidence"]),
         "## What was run",
         f"{facts['model']}, vocabulary {facts['vocab_size']:,}, sequences of at most"
-        f" {facts['max_seq_length']} tokens, batch sizes in {batch_unit(facts)} a worker{average},"
+        f" {facts['max_seq_length']} tokens, batch sizes in {results.unit} a worker{average},"
         f" {facts.get('accumulate') or 1} micro-batch(es) a step. Each launch takes {facts['num_steps']}"
         f" steps, of which the first {facts['warmup_steps']} are warm-up; a line of metrics every"
         f" {facts['log_interval']} steps."
         f" {repeats} repeats; every repeat runs all settings once, in an order drawn for it, the backends of"
         " a setting next to each other.",
-        _listing("Machine", machine),
-        _listing("Versions", facts.get("versions") or {}),
+        _listing("Machine", facts["machine"]),
+        _listing("Versions", facts["versions"]),
         "The comparison:",
-        _code([facts.get("command") or []]),
+        _code([facts["command"]]),
         "One launch of each setting:",
         _code([each.command for each in results.results]),
         "## What the figures mean, and what not",
         "- Seconds per step are wall time of training: forward, backward, exchange, update, and waiting for"
         " data; checkpoints and evaluation are not in them.\n"
-        f"- They hold for this machine{cores}, this model, these batch sizes and these versions. Workers that"
-        " share a machine share its cores and memory bandwidth, also with BytePS's servers; where the"
-        " exchange goes through loopback or shared memory it says nothing about a network.\n"
+        f"- They hold for this machine ({facts['machine']['cores']} cores), this model, these batch sizes and"
+        " these versions. Workers that share a machine share its cores and memory bandwidth, also with"
+        " BytePS's servers; where the exchange goes through loopback or shared memory it says nothing about a"
+        " network.\n"
         "- A backend that agrees with the others has computed the same for the steps that were run; that is"
         " no proof for longer runs or more workers.\n"
         "- The times to finish are rates multiplied out; nobody ran them.",
@@ -257,12 +254,12 @@ def _document(
 
 
 def _listing(title: str, values: Mapping[str, Any]) -> str:
-    rows = []
-    for name, value in values.items():
-        if value not in ("", [], None):
-            shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-            rows.append(f"- {name}: {shown}")
-    return "\n".join([f"{title}:", "", *(rows or ["- unknown"])])
+    rows = [
+        f"- {name}: {' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for name, value in values.items()
+        if value not in ("", [], None)
+    ]
+    return "\n".join([f"{title}:", "", *rows])
 
 
 def _code(commands: Sequence[Sequence[str]]) -> str:

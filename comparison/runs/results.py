@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import lamb_paper
@@ -17,10 +17,10 @@ from comparison.runs import agreement
 from comparison.runs.record import PROFILED, TIMED, Record
 from comparison.settings import Group, Setting
 from comparison.verdicts import Pair, Spread, compare, spread
+from comparison.wording import title_of
 from training.profiling.breakdown import EXPOSED, PARTS
 
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
-SERVERS = ("byteps",)
 
 
 class Breakdown(NamedTuple):
@@ -65,7 +65,7 @@ def traffic(backend: str, workers: int, handed: int | None) -> Traffic | None:
         return None
     if backend in RINGS:
         return Traffic(handed, 2 * (workers - 1) / workers * handed, None)
-    if backend in SERVERS:
+    if backend == "byteps":
         distributed = workers > 1
         return Traffic(handed, handed if distributed else 0, workers * handed if distributed else 0)
     return Traffic(handed, None, None)
@@ -258,14 +258,27 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """All of them, in the order planned. `curves`: of each setting's first good launch, also where the
-    setting is wrong. `greatest_difference`: of the losses and gradient norms of the backends that agree, by
-    group and kind."""
+    """All of them, in the order planned. `facts`: as for `comparison.runs.report.report_of`. `curves`: of
+    each setting's first good launch, also where the setting is wrong. `greatest_difference`: of the losses
+    and gradient norms of the backends that agree, by group and kind."""
 
     results: Sequence[Result]
     pairs: Sequence[Pair]
-    curves: Mapping[Setting, agreement.Curve] = field(default_factory=dict)
-    greatest_difference: Mapping[Group, Mapping[str, float]] = field(default_factory=dict)
+    facts: Mapping[str, Any]
+    curves: Mapping[Setting, agreement.Curve]
+    greatest_difference: Mapping[Group, Mapping[str, float]]
+
+    @property
+    def unit(self) -> str:
+        """Of batch sizes."""
+        return "tokens" if self.facts["use_avg_len"] else "sequences"
+
+    def title(self, backend: str) -> str:
+        return title_of(backend, self.facts)
+
+    def words(self, group: Group) -> str:
+        workers = f"{group.workers} worker{'s' if group.workers > 1 else ''}"
+        return f"{workers}, {group.dtype}, {group.batch_size:,} {self.unit}"
 
     def of(self, setting: Setting) -> Result | None:
         return next((each for each in self.results if each.setting == setting), None)
@@ -332,7 +345,7 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
             own = replace(own, scaling=Scaling(spread(ratios), growth, growth.median))
         found[setting] = replace(found[setting], figures=own)
     results = [found[setting] for setting in planned]
-    return Results(results, compare(samples, facts["confidence"]), curves, differences)
+    return Results(results, compare(samples, facts["confidence"]), facts, curves, differences)
 
 
 def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[str, str] | None:

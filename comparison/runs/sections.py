@@ -4,11 +4,12 @@ published ones.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.report import samples_of
+from comparison.report import judged
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
@@ -23,13 +24,9 @@ from comparison.runs.results import (
 from comparison.settings import Setting
 from comparison.verdicts import Spread
 from comparison.wording import (
-    batch_unit,
-    group_words,
     memory,
     share_with_extremes,
     size,
-    title_of,
-    verdict,
     with_extremes,
     with_quartiles,
 )
@@ -40,11 +37,11 @@ SPEED = "Speed"  # a title
 NAMES = 4  # columns that say which setting a row is about
 
 Columns = Mapping[str, Callable[[Figures], str]]  # head of a column -> its cells
-Facts = Mapping[str, Any]
 
 
-def setting_cells(setting: Setting, facts: Facts) -> list[str]:
-    return [str(setting.workers), setting.dtype, f"{setting.batch_size:,}", title_of(setting.backend, facts)]
+def setting_cells(setting: Setting, results: Results) -> list[str]:
+    workers, dtype, batch_size = setting.group
+    return [str(workers), dtype, f"{batch_size:,}", results.title(setting.backend)]
 
 
 def short_reason(result: Result) -> str:
@@ -67,17 +64,15 @@ def _rows(
     ]
 
 
-def _table(
-    title: str, columns: Columns, results: Sequence[Result], facts: Facts, notes: Sequence[str]
-) -> Table:
+def _table(title: str, columns: Columns, results: Results, notes: Sequence[str]) -> Table:
     """A row for each setting. The first table, of speed, has the whole reasons."""
-    head = ["workers", "dtype", f"{batch_unit(facts)} a worker", "backend", *columns]
+    head = ["workers", "dtype", f"{results.unit} a worker", "backend", *columns]
     reason = short_reason if title != SPEED else lambda each: each.reason
-    rows = _rows(results, lambda setting: setting_cells(setting, facts), columns, reason)
+    rows = _rows(results.results, lambda setting: setting_cells(setting, results), columns, reason)
     return Table(title, head, rows, NAMES, notes)
 
 
-def speed(results: Results, facts: Facts, repeats: int) -> Table:
+def speed(results: Results, repeats: int) -> Table:
     columns: Columns = {
         "s/step (quartiles)": lambda own: with_quartiles(own.step_s),
         "tokens/s": lambda own: digits(own.tokens_per_s.median),
@@ -89,10 +84,10 @@ def speed(results: Results, facts: Facts, repeats: int) -> Table:
     unchecked = [each.setting.name for each in results.results if each.kind == OK and not each.confirmed]
     if unchecked:
         notes.append(f"No second backend to compare with: {', '.join(unchecked)}.")
-    return _table(SPEED, columns, results.results, facts, notes)
+    return _table(SPEED, columns, results, notes)
 
 
-def pairs(results: Results, facts: Facts) -> Table | None:
+def pairs(results: Results) -> Table | None:
     """None where no group has two backends with figures."""
     if not results.pairs:
         return None
@@ -104,20 +99,20 @@ def pairs(results: Results, facts: Facts) -> Table | None:
         ratio = f"{each.ratio:.3f}" if each.repeats else EMPTY
         if each.low is not None:
             ratio += f" ({each.low:.3f} to {each.high:.3f})"
-        cells = setting_cells(Setting(each.first, *each.group), facts)
-        cells += [title_of(each.second, facts), ratio, p, str(each.repeats), verdict(each, facts)]
+        cells = setting_cells(Setting(each.first, *each.group), results)
+        cells += [results.title(each.second), ratio, p, str(each.repeats)]
         ran = {name: results.of(Setting(name, *each.group)) for name in (each.first, each.second)}
         found = {name: own.figures.samples for name, own in ran.items() if own and own.figures}
-        titles = {name: title_of(name, facts) for name in found}
-        rows.append(Row(cells, samples=samples_of(each, found, titles, group_words(each.group, facts))))
-    head = ["workers", "dtype", f"{batch_unit(facts)} a worker"]
+        titles = {name: results.title(name) for name in found}
+        rows.append(judged(cells, each, found, titles, results.words(each.group)))
+    head = ["workers", "dtype", f"{results.unit} a worker"]
     head += ["A", "B", "B's time / A's", "p", "repeats", "verdict"]
-    confidence = 100 * facts["confidence"]
+    confidence = 100 * results.facts["confidence"]
     note = f"Geometric mean over the repeats with its {confidence:g}% interval; p after Holm's adjustment."
     return Table("Which is faster", head, rows, NAMES + 1, [note])
 
 
-def communication(results: Results, facts: Facts) -> Table | None:
+def communication(results: Results) -> Table | None:
     """None without a profile."""
     if not any(each.figures and (each.figures.breakdown or each.notes) for each in results.results):
         return None
@@ -158,10 +153,10 @@ def communication(results: Results, facts: Facts) -> Table | None:
         " from them) and is received likewise; nothing counted it on a wire.",
         *(f"{each.setting.name}: {note}." for each in results.results for note in each.notes),
     ]
-    return _table("Communication", columns, results.results, facts, notes)
+    return _table("Communication", columns, results, notes)
 
 
-def resources(results: Results, facts: Facts) -> Table:
+def resources(results: Results) -> Table:
     """Start-up and peak memory of each role."""
     seen = dict.fromkeys(role for each in results.results if each.figures for role in each.figures.peak_bytes)
     roles = dict.fromkeys(["worker", *(each for each in _SERVICES if each in seen), *seen])
@@ -177,10 +172,10 @@ def resources(results: Results, facts: Facts) -> Table:
         "Start-up: from the launch until the first step begins: starting processes, joining, data, network."
         " Memory: the most that a process of that role held at once in any launch."
     ]
-    return _table("Start-up and memory", columns, results.results, facts, notes)
+    return _table("Start-up and memory", columns, results, notes)
 
 
-def scaling(results: Results, facts: Facts) -> Table | None:
+def scaling(results: Results) -> Table | None:
     """None where nothing ran with more than one worker, or nothing with one."""
     several = [each for each in results.results if each.setting.workers > 1]
     if not any(each.figures and each.figures.scaling for each in several):
@@ -196,58 +191,54 @@ def scaling(results: Results, facts: Facts) -> Table | None:
         " within each repeat; efficiency is the speed-up by the number of workers, which other tables call"
         " expansion."
     ]
-    return _table("Scaling", columns, several, facts, notes)
+    return _table("Scaling", columns, replace(results, results=several), notes)
 
 
-def to_finish(results: Results, facts: Facts) -> Table:
+def to_finish(results: Results) -> Table:
     """Time and cost of both stages."""
     columns: dict[str, Callable[[Figures], str]] = {
-        "steps": _steps,
-        "stage 1": lambda own: _time(own.finish.stages[0]) if own.finish.stages else EMPTY,
-        "stage 2": lambda own: _time(own.finish.stages[1]) if own.finish.stages else EMPTY,
-        "both stages": _both,
+        "steps": _STEPS,
+        "stage 1": _planned(lambda plan: _time(plan.stages[0])),
+        "stage 2": _planned(lambda plan: _time(plan.stages[1])),
+        "both stages": _BOTH,
     }
-    priced = facts.get("price_per_hour") is not None
+    priced = results.facts.get("price_per_hour") is not None
     if priced:
-        columns["cost"] = lambda own: (
-            f"{'~' if own.finish.estimated else ''}{digits(own.finish.cost or 0.0)}"
-            if own.finish.stages
-            else EMPTY
-        )
+        columns["cost"] = _planned(lambda plan: f"{'~' if plan.estimated else ''}{digits(plan.cost or 0.0)}")
     plans = [each.figures.finish for each in results.results if each.figures]
     notes = ["The plan of hparams.py for as many GPUs as workers, at the median rate with padding."]
     if any(each.estimated for each in plans):
         notes.append(
             "~ An estimate: the rate was measured at sequences of at most"
-            f" {facts['max_seq_length']} tokens and converted by the floating-point operations of a token at"
-            " the stage's length (bert/flops.py), the whole step with it."
+            f" {results.facts['max_seq_length']} tokens and converted by the floating-point operations of a"
+            " token at the stage's length (bert/flops.py), the whole step with it."
         )
     notes += [f"{each}." for each in dict.fromkeys(each.reason for each in plans if each.reason)]
     if priced:
         notes.append(
-            f"Cost: {facts['price_per_hour']:g} an hour for an instance of"
-            f" {facts.get('gpus_per_instance') or 1} workers; whole instances are paid for."
+            f"Cost: {results.facts['price_per_hour']:g} an hour for an instance of"
+            f" {results.facts.get('gpus_per_instance') or 1} workers; whole instances are paid for."
         )
-    return _table("Time to finish both stages", columns, results.results, facts, notes)
+    return _table("Time to finish both stages", columns, results, notes)
 
 
 def _time(time: Finish | StageTime) -> str:
     return ("~" if time.estimated else "") + duration(time.seconds)
 
 
-def _steps(own: Figures) -> str:
-    return f"{own.finish.num_steps:,}" if own.finish.stages else EMPTY
+def _planned(cell: Callable[[Finish], str]) -> Callable[[Figures], str]:
+    """Cells that are empty where no plan is possible."""
+    return lambda own: cell(own.finish) if own.finish.stages else EMPTY
 
 
-def _both(own: Figures) -> str:
-    return _time(own.finish) if own.finish.stages else EMPTY
+_STEPS, _BOTH = _planned(lambda plan: f"{plan.num_steps:,}"), _planned(_time)
 
 
-def throughput(results: Results, facts: Facts) -> Table:
+def throughput(results: Results) -> Table:
     """n GPUs x precision x batch size, examples/s, a column for each strategy."""
     backends = list(dict.fromkeys(each.setting.backend for each in results.results))
-    head = ["GPUs", "precision", f"batch size ({batch_unit(facts)})"]
-    head += [title_of(each, facts) for each in backends]
+    head = ["GPUs", "precision", f"batch size ({results.unit})"]
+    head += [results.title(each) for each in backends]
     rows = []
     for group, members in sorted(results.groups().items(), key=lambda item: item[0].workers):
         rates = dict.fromkeys(backends, EMPTY)
@@ -259,20 +250,19 @@ def throughput(results: Results, facts: Facts) -> Table:
     return Table("n GPUs × precision × batch size, examples/s", head, rows, 3, notes)
 
 
-def training_time(results: Results, facts: Facts) -> Table:
+def training_time(results: Results) -> Table:
     """Instance, GPUs, steps, throughput, train time."""
     head = ["instance", "strategy", "precision", "batch size", "GPUs"]
     columns: Columns = {
-        "steps": _steps,
+        "steps": _STEPS,
         "sequences/s": lambda own: digits(own.sequences_per_s.median),
-        "train time": _both,
+        "train time": _BOTH,
     }
-    per_instance = facts.get("gpus_per_instance")
-    instance = str((facts.get("machine") or {}).get("cpu") or "this machine")
+    per_instance, instance = results.facts["gpus_per_instance"], results.facts["machine"]["cpu"]
 
     def names(setting: Setting) -> list[str]:
         count = -(-setting.workers // per_instance) if per_instance else 1
-        workers, dtype, batch_size, backend = setting_cells(setting, facts)
+        workers, dtype, batch_size, backend = setting_cells(setting, results)
         return [f"{count} × {instance}" if count > 1 else instance, backend, dtype, batch_size, workers]
 
     notes = ["Steps and time of both stages by hparams.py; ~ is an estimate (see the time to finish)."]
@@ -280,7 +270,7 @@ def training_time(results: Results, facts: Facts) -> Table:
     return Table("Instance, GPUs, steps, throughput, train time", [*head, *columns], rows, 4, notes)
 
 
-def expansion(results: Results, facts: Facts) -> Table:
+def expansion(results: Results) -> Table:
     """Nodes, time per step, expansion, speed-up."""
     head = ["precision", "batch size", "strategy", "nodes"]
     columns: Columns = {
@@ -290,7 +280,7 @@ def expansion(results: Results, facts: Facts) -> Table:
     }
 
     def names(setting: Setting) -> list[str]:
-        workers, *rest = setting_cells(setting, facts)
+        workers, *rest = setting_cells(setting, results)
         return [*rest, workers]
 
     # dtypes, batch sizes and backends as they were given; a backend's numbers of workers side by side.

@@ -19,7 +19,7 @@ def drawn(exposed: dict[Setting, list[float]]):
     records = [record(setting, repeat) for setting in exposed for repeat in range(5)]
     for setting, values in exposed.items():
         records += [profiled(setting, value, 1.0, repeat) for repeat, value in enumerate(values)]
-    figure = breakdown_figure(gather(FACTS, records, list(exposed)), FACTS)
+    figure = breakdown_figure(gather(FACTS, records, list(exposed)))
     return None if figure is None else figure.axes[0]
 
 

@@ -117,7 +117,7 @@ def test_verdicts_meet_the_drift_within_the_repeat():
     for message in MESSAGES:
         assert found[message.name, "hvd_mpi", "byteps"].faster == "hvd_mpi"
         assert found[message.name, "hvd_mpi", "hvd_gloo"].verdict == "equal within 5%"
-    text = terminal(*tables_of(cells, MESSAGES, outcome, TITLES))
+    text = terminal(*tables_of(MESSAGES, outcome, TITLES))
     assert text.count("Horovod, MPI is faster") == 3 and text.count("equal within 5%") == 3
     few = evaluate(cells, MESSAGES, launches_of({"hvd_mpi": 1.0, "hvd_gloo": 1, "byteps": 2}, 4), {}, 0.95)
     assert {pair.verdict for pair in few.pairs} == {"too few repeats"}
