@@ -22,16 +22,21 @@ from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from base import notify
+from base.command_line import not_empty, whole
+from base.command_line import seconds as limited
 from base.errors import RUN_AGAIN
 from base.failures import DISK, FAILED, FOLDER, MAY_PASS, Note, read
 from base.files import replacing
+from base.options import flag, option
 from hosts.addresses import is_here
+from hosts.launching.parts import MPIRUN
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
 from hosts.launching.signals import Signals
 from hosts.reach import Fault, Question, check, faults_of
 
+RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
 RECORDS = "restarts.jsonl"
 NOTES = "failures"  # the ranks' notes, a folder in --ckpt_dir for as long as a start lasts
 COMPLETE = 0
@@ -50,17 +55,55 @@ Start = Callable[[Sequence["tuple[str, int]"], bool, Wish], Outcome]
 
 @dataclass(frozen=True)
 class Policy:
-    """Options of restarts. `backoff`: seconds before the first one, doubled for each that follows without
-    progress. `again`: start again after 75. `rejoin`: seconds between two questions to a host left out.
-    `patience`: seconds to wait for hosts where too few are left. `notify`: the user's command."""
+    """Options of restarts. `min_hosts`: 0 for all of the host file."""
 
-    max_restarts: int
-    min_hosts: int
-    backoff: float
-    again: bool
-    rejoin: float
-    patience: float
-    notify: str | None = None
+    max_restarts: int = option(
+        f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
+        "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
+        "be replaced",
+        whole(0, 1000, "more would hide a defect"),
+        metavar="N",
+        default=RESTARTS,
+        unset=True,
+    )
+    min_hosts: int = option(
+        "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
+        "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper",
+        whole(1, 100_000, "no cluster is so large"),
+        metavar="K",
+        default=0,
+    )
+    backoff: float = option(
+        "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
+        "300 s. Rule of thumb: what a batch system takes to give a host back",
+        limited,
+        metavar="SECONDS",
+        default=5.0,
+    )
+    again: bool = flag(
+        "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
+    )
+    rejoin: float = option(
+        "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly",
+        limited,
+        metavar="SECONDS",
+        default=60.0,
+        name="rejoin_interval",
+    )
+    patience: float = option(
+        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
+        "reboot",
+        limited,
+        metavar="SECONDS",
+        default=600.0,
+        name="host_patience",
+    )
+    notify: str | None = option(
+        "a command that a shell runs here at each restart, at the run's failure and at its end, with "
+        "RUN_EVENT, RUN_MESSAGE and RUN_CODE in its environment; nobody waits for it",
+        not_empty,
+        metavar="COMMAND",
+    )
 
 
 class Stopped(Exception):
@@ -144,9 +187,10 @@ def noted(failure: Failure, notes: Mapping[int, Note], lines: Sequence[tuple[str
 
     `lines`: host and slots in the order of the ranks.
     """
-    note = next(iter(notes.values()), None) if failure.rank is None else notes.get(failure.rank)
-    if note is None or failure.is_server:
+    of_part = [each for each in notes.values() if failure.part in (MPIRUN, f"rank {each.rank}")]
+    if not of_part:
         return failure
+    note = of_part[0]
     ranks = [host for host, slots in lines for _ in range(slots)]
     known = note.missing is not None and note.missing < len(ranks)
     host = ranks[note.missing or 0] if known else failure.host
@@ -230,6 +274,7 @@ class Restarts:
             question: for hosts that are not this machine.
         """
         self._policy, self._roster, self._ckpt_dir, self._question = policy, roster, ckpt_dir, question
+        self._min_hosts = policy.min_hosts or roster.wanted
         self._wait, self._say = partial(wait, signals), say
         self._budget = Budget(policy, look(ckpt_dir))
         self._number = 0
@@ -335,7 +380,7 @@ class Restarts:
     def _fewest(self) -> int:
         """Number of hosts that a start needs. The first checkpoint notes how many processes a run began with;
         before it, one with fewer would take other steps."""
-        return self._policy.min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
+        return self._min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
 
     def _report(self, facts: Mapping[str, Any], saved: Saved, wait: float, text: str) -> None:
         """Shows the line of a restart."""
@@ -371,7 +416,7 @@ class Restarts:
             if len(hosts) < fewest:
                 if time.monotonic() >= end:
                     left = ", ".join(sorted(self._roster.left_out))
-                    why = "" if fewest == self._policy.min_hosts else " before the first checkpoint"
+                    why = "" if fewest == self._min_hosts else " before the first checkpoint"
                     self._say(f"{len(hosts)} hosts are left, the run needs {fewest}{why}; left out: {left}")
                     return False
                 self._roster.take_back(set(self._roster.left_out) - set(self._faults(self._roster.left_out)))

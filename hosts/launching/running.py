@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Container, Sequence
 
+from base.command_line import seconds as limited
 from base.failures import FAILED
+from base.options import option
 from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.output import Lines, Output, harmless
@@ -50,17 +52,6 @@ class Failure:
     words: str
     own_end: bool
     kind: str = FAILED
-
-    @property
-    def rank(self) -> int | None:
-        """Its rank, if it is one."""
-        role, _, number = self.part.partition(" ")
-        return int(number) if role == "rank" else None
-
-    @property
-    def is_server(self) -> bool:
-        """Whether it is a server or the scheduler, which no rank's note is about."""
-        return self.rank is None and self.part != MPIRUN
 
 
 @dataclass(frozen=True)
@@ -242,15 +233,28 @@ class RunningPart:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds.
+    """Time limits of a run."""
 
-    `grace`: for ranks to end after a signal. `servers`: for servers to end after the last rank. `stopped`:
-    for a part to stay stopped (state T) until it counts as dead.
-    """
-
-    grace: float = 60.0
-    servers: float = 30.0
-    stopped: float = 60.0
+    grace: float = option(
+        "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint",
+        limited,
+        metavar="SECONDS",
+        default=60.0,
+    )
+    servers: float = option(
+        "how long servers may take to end after the last rank",
+        limited,
+        metavar="SECONDS",
+        default=30.0,
+        name="server_timeout",
+    )
+    stopped: float = option(
+        "a part stopped by SIGSTOP for so long counts as dead",
+        limited,
+        metavar="SECONDS",
+        default=60.0,
+        name="stopped_timeout",
+    )
 
 
 class Run:
