@@ -23,7 +23,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
@@ -37,24 +37,22 @@ from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching.over_mpirun import program
 from hosts.launching.parts import DEFAULT_PORT, ssh_words
 from hosts.mpirun import interfaces
-from hosts.reach import APART, Answer, Conversation, Fault, Question
+from hosts.reach import Answer, Conversation, Fault, Question, apart
 
 GIB, GIGABIT = 1 << 30, 1e9 / 8
 LOOK_SECONDS = 120.0  # for the digests of code and data, on a slow file system
 UNEVEN = 0.5  # of the median bandwidth; below, a link is named
-COLUMNS = (
-    "host",
-    "slots",
-    "python",
-    "mxnet",
-    "code",
-    "data",
-    "cores",
-    "GPUs",
-    "memory",
-    "clock",
-    "slowest link",
-)
+# Columns of the table between a host's slots and its slowest link, from its facts.
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "python": lambda own: own["python"],
+    "mxnet": lambda own: own["versions"]["mxnet"] or "none",
+    "code": lambda own: own["commit"] or own["code"][:12],
+    "data": lambda own: " ".join(each["digest"][:6] for each in own["data"].values()) or "-",
+    "cores": lambda own: str(own["cores"]),
+    "GPUs": lambda own: str(own["gpus"]),
+    "memory": lambda own: f"{own['memory'] / GIB:.1f} GiB",
+    "clock": lambda own: f"{own['clock']:+.0f} s",
+}
 
 
 @dataclass(frozen=True)
@@ -275,12 +273,8 @@ def _short(
                     name,
                     f"has no file for --data {pattern}; copy the data there, or mount them at the same path",
                 )
-        if abs(own["clock"]) > APART:
-            direction = "ahead of" if own["clock"] > 0 else "behind"
-            yield (
-                name,
-                f"has a clock {abs(own['clock']):.0f} s {direction} this machine's; timedatectl set-ntp true",
-            )
+        if apart(own):
+            yield name, f"has a clock {apart(own)}; timedatectl set-ntp true"
 
 
 def _slow(links: Mapping[tuple[str, str], float], at_least: float | None) -> Iterator[tuple[str, str]]:
@@ -307,33 +301,21 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 def table(report: Report, slots: Mapping[str, int]) -> str:
     """A report as text, a line a host."""
-    rows = [COLUMNS, *(_row(host, report, slots) for host in report.facts)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    rows = [["host", "slots", *COLUMNS, "slowest link"]]
+    for host, own in report.facts.items():
+        cells = ["not reached"] + [""] * len(COLUMNS)
+        if own is not None:
+            cells = [*(cell(own) for cell in COLUMNS.values()), _slowest(host, report.links)]
+        rows.append([bare(host), str(slots[host]), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     )
 
 
-def _row(host: str, report: Report, slots: Mapping[str, int]) -> tuple[str, ...]:
-    own = report.facts[host]
-    start = (bare(host), str(slots[host]))
-    if own is None:
-        return (*start, "not reached", *[""] * (len(COLUMNS) - 3))
-    slowest = min(((speed, pair) for pair, speed in report.links.items() if host in pair), default=None)
-    link = f"{slowest[0]:.3g} Gbit/s {bare(slowest[1][0])} > {bare(slowest[1][1])}" if slowest else "-"
-    data = " ".join(each["digest"][:6] for each in own["data"].values()) or "-"
-    return (
-        *start,
-        own["python"],
-        own["versions"]["mxnet"] or "none",
-        own["commit"] or own["code"][:12],
-        data,
-        str(own["cores"]),
-        str(own["gpus"]),
-        f"{own['memory'] / GIB:.1f} GiB",
-        f"{own['clock']:+.0f} s",
-        link,
-    )
+def _slowest(host: str, links: Mapping[tuple[str, str], float]) -> str:
+    speed, pair = min(((speed, pair) for pair, speed in links.items() if host in pair), default=(0.0, None))
+    return f"{speed:.3g} Gbit/s {bare(pair[0])} > {bare(pair[1])}" if pair else "-"
 
 
 if __name__ == "__main__":
