@@ -135,10 +135,13 @@ def options_of_mpirun(
     several = len(hosts) > 1
     environment = variables(hosts, interface, network)
     by_library = groupby(environment, key=lambda name: name.partition("_")[0])
+    of_mpi = ["-mca", "btl_tcp_if_exclude", "lo,docker0"] if several else []
+    if interface is not None:
+        of_mpi = ["-mca", "btl_tcp_if_include", interface]
     lines = [
         mapping if unbound else _mapping(hosts, sockets),
         ["-mca", "mpi_yield_when_idle", "1"] if without_gpus else [],
-        ["-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct", *_mpi_network(several, interface)],
+        ["-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct", *of_mpi],
         ["-mca", "odls_base_sigkill_timeout", str(sigkill)],
         [word for name, value in KEEPALIVE.items() for word in ("-mca", name, value)] if several else [],
         ["-x", "PATH", "-x", "LD_LIBRARY_PATH"] if several else [],
@@ -187,12 +190,11 @@ def variables(
     several = len(hosts) > 1
     sockets = "^lo,docker" if interface is None and several else interface
     settings = network.settings() if network is not None else []
-    ours = sorted(settings, key=lambda each: not each.name.startswith("NCCL"))  # a line for each library
-    chosen = {each.name: each.value for each in ours}
+    settings.sort(key=lambda each: not each.name.startswith("NCCL"))  # a line for each library
     return {
         "NCCL_DEBUG": "WARN",
         **({"NCCL_SOCKET_IFNAME": sockets} if sockets is not None else {}),
-        **chosen,
+        **{each.name: each.value for each in settings},
         **({"HOROVOD_CYCLE_TIME": "30"} if several else {}),
         "MXNET_SAFE_ACCUMULATION": "1",
         "MXNET_GPU_MEM_POOL_TYPE": "Round",
@@ -209,9 +211,3 @@ def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> list[str]
         raise InputError(f"--sockets {sockets}: does not divide the slots of every host into equal parts")
     # Uneven hosts: no number of ranks a socket is right on all of them.
     return ["-map-by", "slot", "-bind-to", "none"]
-
-
-def _mpi_network(several: bool, interface: str | None) -> list[str]:
-    if interface is not None:
-        return ["-mca", "btl_tcp_if_include", interface]
-    return ["-mca", "btl_tcp_if_exclude", "lo,docker0"] if several else []
