@@ -64,10 +64,10 @@ from hosts.launching.parts import (
     python_of,
     ssh_words,
 )
-from hosts.launching.restarts import STOPPED, Policy, Restarts, Start, Stopped, Wish, noting, wait
+from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, noting, wait
 from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
-from hosts.launching.signals import Signals
+from hosts.launching.signals import STOPPED, Signals
 from hosts.mpirun import interfaces
 from hosts.networks import RULE, read_network
 from hosts.reach import Question, check, faults_of, summed_up

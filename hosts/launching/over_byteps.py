@@ -18,7 +18,6 @@ from hosts.launching.parts import (
     Part,
     Rendezvous,
     Wiring,
-    check_workers,
     choose_num_servers,
     plan_parts,
 )
@@ -64,14 +63,13 @@ def plan(
     """Lists the processes of a run, and the means of starting them.
 
     Args:
-        workers: host and slots of each worker (`read_host_lines`).
+        workers: host and slots of each worker, all with the same slots (`check_workers`).
         command: what each rank runs.
         say: shows a warning.
 
     Raises:
         InputError: hosts or options that do not go together, or a host without an address.
     """
-    check_workers(workers, wiring.hostfile)
     extra = dict(wiring.extra)
     forced = extra.get("BYTEPS_FORCE_DISTRIBUTED", os.environ.get("BYTEPS_FORCE_DISTRIBUTED", "0"))
     distributed = len(workers) > 1 or forced.strip() not in ("", "0")

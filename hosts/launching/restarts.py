@@ -33,7 +33,7 @@ from hosts.launching.parts import MPIRUN
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
-from hosts.launching.signals import Signals
+from hosts.launching.signals import STOPPED, Signals, code_of
 from hosts.reach import Fault, Question, check, faults_of
 
 RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
@@ -41,7 +41,6 @@ RECORDS = "restarts.jsonl"
 NOTES = "failures"  # the ranks' notes, a folder in --ckpt_dir for as long as a start lasts
 COMPLETE = 0
 BAD_INPUT = 2  # an option, a file: the same again with another start
-STOPPED = (130, 143)  # 128 + SIGINT, 128 + SIGTERM: saved, because somebody wanted the end
 # RUN_AGAIN, 75: saved in good order, to be run again. All others are failures: 1 by the rank's own account
 # (its note says of which kind), 128 + N killed by signal N (137: SIGKILL, as where memory ends; 139: a
 # segmentation fault; 147: it was stopped, and killed for that).
@@ -111,7 +110,7 @@ class Stopped(Exception):
 
     def __init__(self, number: signal.Signals):
         super().__init__(f"stopped by {number.name}")
-        self.code = 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self.code = code_of(number)
 
 
 class Budget:

@@ -27,12 +27,10 @@ from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.output import Lines, Output, harmless
 from hosts.launching.parts import MPIRUN, RANK, Access, Part
-from hosts.launching.signals import FORWARDED, Signals
+from hosts.launching.signals import FORWARDED, STOPPED, Signals, code_of
 from hosts.reach import explained
 
 ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
-# Exit codes of a rank that has obeyed (training/train.py): 130 after SIGINT, else 143.
-OBEYED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 REPEAT = 3.0  # seconds between the signals to mpirun: one that comes before it has ranks gets lost
 GIVE_UP_AFTER = 5.0  # seconds from there until supervisors and ssh clients are killed themselves
 CONNECTING = 4  # sshd by default refuses some of more than 10 connections that are not yet logged in
@@ -370,7 +368,7 @@ class Run:
         if self._stop_signal is not None and one.part.trains:
             order = ORDERS[one.part.order(FORWARDED[self._stop_signal])]
         killed = one.report[0] == "signal"  # that it had no handler for
-        if order is not None and code in OBEYED and not killed:
+        if order is not None and code in STOPPED and not killed:
             self._obeyed = True
         elif order is not None and code == 128 + order and (killed or one.part.role == MPIRUN):
             # It was not listening yet. The others may wait for it for ever.
@@ -481,8 +479,7 @@ class Run:
         if self._stop_signal is None:
             return Outcome(0)
         number = self._stop_signal
-        code = 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        code = code if self._obeyed else 128 + number if self._phase == "killed" else 0
+        code = code_of(number) if self._obeyed else 128 + number if self._phase == "killed" else 0
         if self._recalled:
             return Outcome(code, recalled=True)
         self._say(f"stopped by {number.name}" if code else f"{number.name} came after the ranks' last step")
