@@ -151,10 +151,8 @@ def look(options: Options, hosts: Sequence[tuple[str, int]]) -> Report:
     named = tuple(interfaces((), os.environ))
     question = Question(ssh, os.getcwd(), options.python, path, (daemon,), named)
     with Conversation(names, question) as conversation:
-        asked: dict[str, dict[str, Any]] = {
-            name: {"ask": "facts", "programs": question.programs} for name in names
-        }
-        answers = conversation.ask(asked, LOOK_SECONDS)
+        about = {"ask": "facts", "programs": question.programs}
+        answers = conversation.ask(dict.fromkeys(names, about), LOOK_SECONDS)
         known = _reached(answers)
         state: dict[str, Any] = {"ask": "state", "data": options.data}
         asked = {name: {**state, "ports": [DEFAULT_PORT] if name == names[0] else []} for name in known}
@@ -188,17 +186,14 @@ def _measure(
             questions = {}
             for here, there in turn:
                 answer = listening[there]
-                if isinstance(answer, Fault) or "error" in answer:
-                    continue
-                to = {"address": numeric[there], "port": answer["port"]}
-                questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
+                if not isinstance(answer, Fault):
+                    to = {"address": numeric[there], "port": answer["port"]}
+                    questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
             sent = hosts.ask(questions, LOOK_SECONDS)
             for here, there in turn:
-                answer = sent.get(here, {"error": "it could not open a port"})
+                answer = sent.get(here, Fault("it could not open a port"))
                 if isinstance(answer, Fault):
-                    answer = {"error": answer.why}
-                if "error" in answer:
-                    why = f"gets nothing from {bare(here)} ({answer['error']}); let the run's hosts through, "
+                    why = f"gets nothing from {bare(here)} ({answer.why}); let the run's hosts through, "
                     broken.append((there, f"{why}ports 1024-65535 (docs/network.md)"))
                 else:
                     links[here, there] = answer["bytes_per_s"] / GIGABIT
@@ -237,11 +232,8 @@ def _unlike(facts: Mapping[str, Mapping[str, Any] | None], question: Question) -
             yield name, f"has other source files ({commits}); rsync -a them from {bare(first)}"
         for pattern, data in own["data"].items():
             if data != model["data"][pattern]:
-                others = _files(model["data"][pattern])
-                yield (
-                    name,
-                    f"has other data for {pattern}: {_files(data)}, {bare(first)} {others}; copy them anew",
-                )
+                both = f"{_files(data)}, {bare(first)} {_files(model['data'][pattern])}"
+                yield name, f"has other data for {pattern}: {both}; copy them anew"
 
 
 def _files(data: Mapping[str, Any]) -> str:
@@ -260,19 +252,15 @@ def _short(
             need = f"{slots} ranks need {options.memory * slots:.4g} (--memory)"
             yield name, f"has {own['memory'] / GIB:.1f} GiB of memory free, {need}; end what else runs there"
         if own["gpus"] and slots > own["gpus"]:
-            yield (
-                name,
-                f"has {own['gpus']} GPUs and {slots} slots in {options.hostfile}; write slots={own['gpus']}",
-            )
+            there = f"{slots} slots in {options.hostfile}"
+            yield name, f"has {own['gpus']} GPUs and {there}; write slots={own['gpus']}"
         for port in own["taken"]:
             cure = "end what has it, or name another: --scheduler HOST:PORT"
             yield name, f"has no free port {port} for BytePS's scheduler; {cure}"
         for pattern, data in own["data"].items():
             if not data["files"]:
-                yield (
-                    name,
-                    f"has no file for --data {pattern}; copy the data there, or mount them at the same path",
-                )
+                cure = "copy the data there, or mount them at the same path"
+                yield name, f"has no file for --data {pattern}; {cure}"
         if apart(own):
             yield name, f"has a clock {apart(own)}; timedatectl set-ntp true"
 

@@ -149,18 +149,17 @@ class Launch:
         return over_byteps.plan(lines, command, self.wiring, servers, self.say)
 
     def question(self) -> Question:
-        """Everything that other hosts are asked before a start."""
-        programs = (self.mpirun.daemon,) if self.mpirun is not None else ()
-        path = self.wiring.extra.get("PATH", os.environ.get("PATH", os.defpath))
-        python = python_of(self.command)
-        return Question(self.wiring.ssh, os.getcwd(), python, path, programs, self.interfaces())
-
-    def interfaces(self) -> tuple[str, ...]:
-        """Names of the network interfaces that the ranks are restricted to."""
-        words = self.mpirun.words if self.mpirun is not None else ()
+        """Everything that other hosts are asked before a start, the network interfaces to which the ranks are
+        restricted among it."""
+        environ = {**os.environ, **self.wiring.extra}
+        programs: tuple[str, ...] = ()
         named = (self.wiring.interface or "").split(",")
-        named += interfaces(words, {**os.environ, **self.wiring.extra}) if self.mpirun is not None else []
-        return tuple(name for name in dict.fromkeys(named) if name and "/" not in name)
+        if self.mpirun is not None:
+            programs = (self.mpirun.daemon,)
+            named += interfaces(self.mpirun.words, environ)
+        names = tuple(name for name in dict.fromkeys(named) if name and "/" not in name)
+        path, python = environ.get("PATH", os.defpath), python_of(self.command)
+        return Question(self.wiring.ssh, os.getcwd(), python, path, programs, names)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
