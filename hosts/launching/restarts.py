@@ -16,9 +16,9 @@ import shutil
 import signal
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from base import notify
@@ -45,7 +45,6 @@ BAD_INPUT = 2  # an option, a file: the same again with another start
 # (its note says of which kind), 128 + N killed by signal N (137: SIGKILL, as where memory ends; 139: a
 # segmentation fault; 147: it was stopped, and killed for that).
 LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
-_LONGEST_LINE = 1 << 16  # bytes of a record
 _ROOM = 1 << 16  # bytes, far less than a checkpoint
 
 Wish = Callable[[], bool]
@@ -213,45 +212,34 @@ class Recall:
     a checkpoint has just been saved."""
 
     def __init__(self, roster: Roster, question: Question, ckpt_dir: str, interval: float):
-        self._roster, self._question, self._ckpt_dir, self._interval = roster, question, ckpt_dir, interval
-        self._thread = ThreadPoolExecutor(1)  # asks: hosts may take long to answer
-        self._closed = threading.Event()
-        self._asked: frozenset[str] = frozenset()
-        self._faults: Future[Mapping[str, Fault]] | None = None
-        self.answered: frozenset[str] = frozenset()  # hosts that can be taken back
+        self._question, self._ckpt_dir, self._left_out = question, ckpt_dir, dict(roster.left_out)
+        # A host that has been left out several times is asked more and more seldom.
+        self._pause = interval * 2.0 ** min(min(self._left_out.values(), default=1) - 1, 6)
         self.begun = look(ckpt_dir)
-        self._next = time.monotonic() + self._pause()
+        self.answered: frozenset[str] = frozenset()  # hosts that can be taken back
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._ask)  # hosts may take long to answer
+        if self._left_out and roster.is_short():
+            self._thread.start()
 
     def __call__(self) -> bool:
-        if not (self._roster.is_short() and self._roster.left_out):
-            return False
-        if self._faults is not None:
-            if not self._faults.done():
-                return False
-            self.answered = self._asked - set(self._faults.result())
-            self._faults = None
-            self._next = time.monotonic() + self._pause()
-        if self.answered:
-            return look(self._ckpt_dir).is_later_than(self.begun)
-        if time.monotonic() >= self._next:
-            self._asked = frozenset(self._roster.left_out)
-            self._faults = self._thread.submit(
-                faults_of, self._asked, self._question, self._wait, lambda line: None
-            )
-        return False
+        return bool(self.answered) and look(self._ckpt_dir).is_later_than(self.begun)
 
     def close(self) -> None:
         """Ends a question that has no answer yet."""
         self._closed.set()
-        self._thread.shutdown()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _ask(self) -> None:
+        while not self.answered and not self._closed.wait(self._pause):
+            with contextlib.suppress(OSError):  # no process for it, or nobody waits for the answers any more
+                faults = faults_of(self._left_out, self._question, self._wait, lambda line: None)
+                self.answered = frozenset(self._left_out) - set(faults)
 
     def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):
-            raise InterruptedError("nobody waits for the answers any more")
-
-    def _pause(self) -> float:
-        # A host that has been left out several times is asked more and more seldom.
-        return self._interval * 2.0 ** min(min(self._roster.left_out.values(), default=1) - 1, 6)
+            raise InterruptedError
 
 
 class Restarts:
@@ -448,26 +436,13 @@ def wait(signals: Signals, seconds: float) -> None:
 
 
 def append(path: str, record: Mapping[str, Any]) -> None:
-    """Appends a line of JSON to a file and syncs it. Half a line, which a killed launcher has left, goes.
+    """Appends a line of JSON to a file that has few. Half a line, if something has cut one off, goes.
 
     Raises:
         OSError: the disk is full, for example; the file is as it was.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        end = os.pread(descriptor, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
-        size -= len(end) - (end.rfind(b"\n") + 1)
-        os.ftruncate(descriptor, size)
-        try:
-            while line:
-                line = line[os.write(descriptor, line) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
+    there = Path(path).read_bytes() if os.path.isfile(path) else b""
+    with replacing(path) as file:
+        file.write(there[: there.rfind(b"\n") + 1])
+        file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
