@@ -258,7 +258,7 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     given = parser.parse_args(words)
     ckpt_dir = _value(command, CKPT_DIR)
     if given.max_restarts is None and not ckpt_dir:
-        given.max_restarts = 0
+        given.max_restarts = 0  # there is nothing to go on from
     args = taken(Options, given)
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]
