@@ -109,9 +109,8 @@ def plan(
             words += [word for name, value in _ON_HOSTS.items() for word in (option, name, value)]
     # Those of this process, those of hosts/mpirun.py, and those of --env: the last counts.
     named = sorted(filter(PASSED_ON.fullmatch, {*os.environ, "PYTHONUNBUFFERED"})) if machine is None else []
-    exported = dict(zip(named, named))
-    for name, value in variables(hosts, wiring.interface, wiring.network).items():
-        exported[name] = f"{name}={value}"
+    ours = variables(hosts, wiring.interface, wiring.network)
+    exported = {**dict(zip(named, named)), **{each: f"{each}={value}" for each, value in ours.items()}}
     exported.update(zip(wiring.extra, wiring.extra))
     if machine is None:
         exported[RUN_HOSTS] = f"{RUN_HOSTS}={announced_hosts(hosts)}"

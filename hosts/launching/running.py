@@ -30,7 +30,6 @@ from hosts.launching.parts import MPIRUN, RANK, Access, Part
 from hosts.launching.signals import FORWARDED, STOPPED, Signals, code_of
 from hosts.reach import explained
 
-ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
 REPEAT = 3.0  # seconds between the signals to mpirun: one that comes before it has ranks gets lost
 GIVE_UP_AFTER = 5.0  # seconds from there until supervisors and ssh clients are killed themselves
 CONNECTING = 4  # sshd by default refuses some of more than 10 connections that are not yet logged in
@@ -366,7 +365,7 @@ class Run:
             return
         code, order = one.exit_code, None
         if self._stop_signal is not None and one.part.trains:
-            order = ORDERS[one.part.order(FORWARDED[self._stop_signal])]
+            order = signal.Signals[f"SIG{one.part.order(FORWARDED[self._stop_signal])}"]
         killed = one.report[0] == "signal"  # that it had no handler for
         if order is not None and code in STOPPED and not killed:
             self._obeyed = True
