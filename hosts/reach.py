@@ -291,7 +291,7 @@ class Conversation:
 
 
 def apart(answer: Mapping[str, Any]) -> str:
-    """How far a host's clock is from this machine's, `9 s behind this machine's`; empty if that is little."""
+    """Distance of a host's clock from this machine's, `9 s behind this machine's`; empty if it is little."""
     seconds = answer["clock"]
     direction = "ahead of" if seconds > 0 else "behind"
     return f"{abs(seconds):.0f} s {direction} this machine's" if abs(seconds) > APART else ""
