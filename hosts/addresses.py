@@ -48,8 +48,17 @@ def is_here(host: str) -> bool:
     """
     if "@" in host:
         return False
-    own = socket.gethostname()
-    return is_loopback(host) or host.lower() in (own.lower(), own.lower().partition(".")[0]) or _is_own(host)
+    own = socket.gethostname().lower()
+    if is_loopback(host) or host.lower() in (own, own.partition(".")[0]):
+        return True
+    if not is_address(host):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))  # which others' addresses cannot be
+        except OSError:
+            return False
+    return True
 
 
 def addresses(hosts: Iterable[str], hostfile: str, lenient: bool = False) -> dict[str, str]:
@@ -124,14 +133,3 @@ def _towards(peer: str) -> str:
         except OSError as error:
             raise InputError(f"there is no route from this machine to {peer}: {error.strerror}") from None
         return str(probe.getsockname()[0])
-
-
-def _is_own(host: str) -> bool:
-    if not is_address(host):
-        return False
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True

@@ -19,17 +19,15 @@ import platform
 import resource
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 PACKAGES = ("mxnet", "numpy", "gluonnlp", "horovod", "byteps")
 SAMPLE = 1 << 20  # bytes of a file that are read at its beginning, in its middle and at its end
-FEW = 3  # files of which a sample is read
 STREAMS = 4  # one connection does not fill a fast network
 PIECE = 1 << 20
 GREETING = 32
@@ -63,7 +61,8 @@ def state(question: dict[str, Any]) -> dict[str, Any]:
     patterns = question.get("data", [])
     return {
         "host": socket.gethostname(),
-        "commit": _commit(root),
+        # Empty where there is no git, or no commit.
+        "commit": _first_line(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]),
         "code": _code(root),
         "data": {pattern: _data(pattern) for pattern in patterns},
         "memory": _memory(),
@@ -153,13 +152,6 @@ def _count(connection: socket.socket) -> None:
         connection.sendall(total.to_bytes(8, "big"))
 
 
-def _commit(root: Path) -> str:
-    """The commit that is checked out; empty where there is none."""
-    if shutil.which("git") is None:
-        return ""
-    return _first_line(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"])
-
-
 def _first_line(command: list[str]) -> str:
     try:
         result = subprocess.run(
@@ -171,43 +163,29 @@ def _first_line(command: list[str]) -> str:
 
 
 def _code(root: Path) -> str:
-    """A digest of every source file, whatever is committed."""
+    """A digest of every source file, whatever is committed: modules that a run may import."""
+    packages = [each.parent for each in root.glob("*/__init__.py") if each.parent.name != "tests"]
+    sources = [*root.glob("*.py"), *(path for package in packages for path in package.rglob("*.py"))]
     digest = hashlib.sha256()
-    for path in sorted(_sources(root)):
+    for path in sorted(sources):
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    """Modules that a run may import: those of the folder and of packages, tests left out."""
-    yield from root.glob("*.py")
-    for package in root.glob("*/__init__.py"):
-        if package.parent.name != "tests":
-            yield from package.parent.rglob("*.py")
-
-
 def _data(pattern: str) -> dict[str, Any]:
     """Number and bytes of the files, and a digest of names, sizes and samples of the first, the middle and
     the last."""
-    paths = sorted(path for path in glob.glob(pattern, recursive=True) if _is_file(path))
+    # Regular files only: a pipe would keep its reader waiting.
+    paths = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
     sizes = [os.path.getsize(path) for path in paths]
     digest = hashlib.sha256(json.dumps([[os.path.basename(path) for path in paths], sizes]).encode())
-    for index in sorted(
-        {round(place * (len(paths) - 1) / (FEW - 1)) for place in range(FEW)} if paths else ()
-    ):
+    for index in sorted({0, (len(paths) - 1) // 2, len(paths) - 1}) if paths else ():
         with open(paths[index], "rb") as file:
             for start in (0, sizes[index] // 2, max(0, sizes[index] - SAMPLE)):
                 file.seek(start)
                 digest.update(file.read(SAMPLE))
     return {"files": len(paths), "bytes": sum(sizes), "digest": digest.hexdigest()[:16]}
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)  # a pipe would keep its reader waiting
-    except OSError:
-        return False
 
 
 def _memory() -> int:

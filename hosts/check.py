@@ -23,7 +23,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
@@ -37,24 +37,22 @@ from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching.over_mpirun import program
 from hosts.launching.parts import DEFAULT_PORT, ssh_words
 from hosts.mpirun import interfaces
-from hosts.reach import APART, Answer, Conversation, Fault, Question
+from hosts.reach import Answer, Conversation, Fault, Question, apart
 
 GIB, GIGABIT = 1 << 30, 1e9 / 8
 LOOK_SECONDS = 120.0  # for the digests of code and data, on a slow file system
 UNEVEN = 0.5  # of the median bandwidth; below, a link is named
-COLUMNS = (
-    "host",
-    "slots",
-    "python",
-    "mxnet",
-    "code",
-    "data",
-    "cores",
-    "GPUs",
-    "memory",
-    "clock",
-    "slowest link",
-)
+# Columns of the table between a host's slots and its slowest link, from its facts.
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "python": lambda own: own["python"],
+    "mxnet": lambda own: own["versions"]["mxnet"] or "none",
+    "code": lambda own: own["commit"] or own["code"][:12],
+    "data": lambda own: " ".join(each["digest"][:6] for each in own["data"].values()) or "-",
+    "cores": lambda own: str(own["cores"]),
+    "GPUs": lambda own: str(own["gpus"]),
+    "memory": lambda own: f"{own['memory'] / GIB:.1f} GiB",
+    "clock": lambda own: f"{own['clock']:+.0f} s",
+}
 
 
 @dataclass(frozen=True)
@@ -153,10 +151,8 @@ def look(options: Options, hosts: Sequence[tuple[str, int]]) -> Report:
     named = tuple(interfaces((), os.environ))
     question = Question(ssh, os.getcwd(), options.python, path, (daemon,), named)
     with Conversation(names, question) as conversation:
-        asked: dict[str, dict[str, Any]] = {
-            name: {"ask": "facts", "programs": question.programs} for name in names
-        }
-        answers = conversation.ask(asked, LOOK_SECONDS)
+        about = {"ask": "facts", "programs": question.programs}
+        answers = conversation.ask(dict.fromkeys(names, about), LOOK_SECONDS)
         known = _reached(answers)
         state: dict[str, Any] = {"ask": "state", "data": options.data}
         asked = {name: {**state, "ports": [DEFAULT_PORT] if name == names[0] else []} for name in known}
@@ -190,17 +186,14 @@ def _measure(
             questions = {}
             for here, there in turn:
                 answer = listening[there]
-                if isinstance(answer, Fault) or "error" in answer:
-                    continue
-                to = {"address": numeric[there], "port": answer["port"]}
-                questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
+                if not isinstance(answer, Fault):
+                    to = {"address": numeric[there], "port": answer["port"]}
+                    questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
             sent = hosts.ask(questions, LOOK_SECONDS)
             for here, there in turn:
-                answer = sent.get(here, {"error": "it could not open a port"})
+                answer = sent.get(here, Fault("it could not open a port"))
                 if isinstance(answer, Fault):
-                    answer = {"error": answer.why}
-                if "error" in answer:
-                    why = f"gets nothing from {bare(here)} ({answer['error']}); let the run's hosts through, "
+                    why = f"gets nothing from {bare(here)} ({answer.why}); let the run's hosts through, "
                     broken.append((there, f"{why}ports 1024-65535 (docs/network.md)"))
                 else:
                     links[here, there] = answer["bytes_per_s"] / GIGABIT
@@ -239,11 +232,8 @@ def _unlike(facts: Mapping[str, Mapping[str, Any] | None], question: Question) -
             yield name, f"has other source files ({commits}); rsync -a them from {bare(first)}"
         for pattern, data in own["data"].items():
             if data != model["data"][pattern]:
-                others = _files(model["data"][pattern])
-                yield (
-                    name,
-                    f"has other data for {pattern}: {_files(data)}, {bare(first)} {others}; copy them anew",
-                )
+                both = f"{_files(data)}, {bare(first)} {_files(model['data'][pattern])}"
+                yield name, f"has other data for {pattern}: {both}; copy them anew"
 
 
 def _files(data: Mapping[str, Any]) -> str:
@@ -262,25 +252,17 @@ def _short(
             need = f"{slots} ranks need {options.memory * slots:.4g} (--memory)"
             yield name, f"has {own['memory'] / GIB:.1f} GiB of memory free, {need}; end what else runs there"
         if own["gpus"] and slots > own["gpus"]:
-            yield (
-                name,
-                f"has {own['gpus']} GPUs and {slots} slots in {options.hostfile}; write slots={own['gpus']}",
-            )
+            there = f"{slots} slots in {options.hostfile}"
+            yield name, f"has {own['gpus']} GPUs and {there}; write slots={own['gpus']}"
         for port in own["taken"]:
             cure = "end what has it, or name another: --scheduler HOST:PORT"
             yield name, f"has no free port {port} for BytePS's scheduler; {cure}"
         for pattern, data in own["data"].items():
             if not data["files"]:
-                yield (
-                    name,
-                    f"has no file for --data {pattern}; copy the data there, or mount them at the same path",
-                )
-        if abs(own["clock"]) > APART:
-            direction = "ahead of" if own["clock"] > 0 else "behind"
-            yield (
-                name,
-                f"has a clock {abs(own['clock']):.0f} s {direction} this machine's; timedatectl set-ntp true",
-            )
+                cure = "copy the data there, or mount them at the same path"
+                yield name, f"has no file for --data {pattern}; {cure}"
+        if apart(own):
+            yield name, f"has a clock {apart(own)}; timedatectl set-ntp true"
 
 
 def _slow(links: Mapping[tuple[str, str], float], at_least: float | None) -> Iterator[tuple[str, str]]:
@@ -307,33 +289,21 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 def table(report: Report, slots: Mapping[str, int]) -> str:
     """A report as text, a line a host."""
-    rows = [COLUMNS, *(_row(host, report, slots) for host in report.facts)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    rows = [["host", "slots", *COLUMNS, "slowest link"]]
+    for host, own in report.facts.items():
+        cells = ["not reached"] + [""] * len(COLUMNS)
+        if own is not None:
+            cells = [*(cell(own) for cell in COLUMNS.values()), _slowest(host, report.links)]
+        rows.append([bare(host), str(slots[host]), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     )
 
 
-def _row(host: str, report: Report, slots: Mapping[str, int]) -> tuple[str, ...]:
-    own = report.facts[host]
-    start = (bare(host), str(slots[host]))
-    if own is None:
-        return (*start, "not reached", *[""] * (len(COLUMNS) - 3))
-    slowest = min(((speed, pair) for pair, speed in report.links.items() if host in pair), default=None)
-    link = f"{slowest[0]:.3g} Gbit/s {bare(slowest[1][0])} > {bare(slowest[1][1])}" if slowest else "-"
-    data = " ".join(each["digest"][:6] for each in own["data"].values()) or "-"
-    return (
-        *start,
-        own["python"],
-        own["versions"]["mxnet"] or "none",
-        own["commit"] or own["code"][:12],
-        data,
-        str(own["cores"]),
-        str(own["gpus"]),
-        f"{own['memory'] / GIB:.1f} GiB",
-        f"{own['clock']:+.0f} s",
-        link,
-    )
+def _slowest(host: str, links: Mapping[tuple[str, str], float]) -> str:
+    speed, pair = min(((speed, pair) for pair, speed in links.items() if host in pair), default=(0.0, None))
+    return f"{speed:.3g} Gbit/s {bare(pair[0])} > {bare(pair[1])}" if pair else "-"
 
 
 if __name__ == "__main__":

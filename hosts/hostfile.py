@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable
+from typing import Iterable, Iterator
 
 from base.command_line import MOST_PROCESSES, MOST_RANKS
 from base.errors import InputError
@@ -45,15 +45,7 @@ def read_host_lines(path: str) -> list[tuple[str, int]]:
         InputError: no such file, no host in it, a line that is none of the above (with its number), or more
             hosts or slots than any cluster has.
     """
-    hosts: list[tuple[str, int]] = []
-    ranks = 0
-    for number, line in enumerate(_lines(path), 1):
-        words = _words(line)
-        if words:
-            where = f"--hostfile {path}, line {number}"
-            hosts.append(_read_line(words, where))
-            ranks += hosts[-1][1]
-            _check_number(len(hosts), ranks, where)
+    hosts = [(name, slots) for name, slots, _ in _read(path, spares=False)]
     if not hosts:
         raise InputError(f"--hostfile {path}: names no host; write lines like: node-1 slots=8")
     return hosts
@@ -67,42 +59,40 @@ def read_spares(path: str) -> list[tuple[str, int]]:
             twice.
     """
     used = {name for name, _ in read_host_lines(path)}
-    spares, ranks = [], 0
-    for number, line in enumerate(_lines(path), 1):
-        spare = _SPARE.match(line)
-        if spare:
-            where = f"--hostfile {path}, line {number}"
-            words = _words(spare.group(1))
-            if not words:
-                raise InputError(f"{where}: names no spare host; write: # spare: node-9 slots=8")
-            name, slots = _read_line(words, where)
-            if name in used:
-                raise InputError(f"{where}: {name} is listed already; a spare host has one line")
-            used.add(name)
-            spares.append((name, slots))
-            ranks += slots
-            _check_number(len(spares), ranks, where)
-    return spares
+    found = []
+    for name, slots, where in _read(path, spares=True):
+        if name in used:
+            raise InputError(f"{where}: {name} is listed already; a spare host has one line")
+        used.add(name)
+        found.append((name, slots))
+    return found
 
 
-def _check_number(hosts: int, ranks: int, where: str) -> None:
-    """Raises InputError at the line with which they are too many, before anything is done for each."""
-    if hosts > _MOST_LINES:
-        raise InputError(f"{where}: more than {_MOST_LINES:,} hosts, and no cluster is so large")
-    if ranks > MOST_RANKS:
-        raise InputError(f"{where}: with it there are {ranks:,} ranks, at most {MOST_RANKS:,} are started")
-
-
-def _lines(path: str) -> list[str]:
+def _read(path: str, spares: bool) -> Iterator[tuple[str, int, str]]:
+    """Host and slots of each line, or of each comment that names a spare host, and where it stands. Too many
+    are an error at the line with which they are, before anything is done for each."""
     content = read_regular(path, _MOST_BYTES, f"--hostfile {path}")
     try:
-        return content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise InputError(f"--hostfile {path}: not a text file") from None
-
-
-def _words(line: str) -> list[str]:
-    return re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
+    hosts = ranks = 0
+    for number, line in enumerate(lines, 1):
+        where, spare = f"--hostfile {path}, line {number}", _SPARE.match(line)
+        if spares != bool(spare):
+            continue
+        words = re.sub(r"\s*=\s*", "=", (spare[1] if spare else line).split("#", 1)[0]).split()
+        if spare and not words:
+            raise InputError(f"{where}: names no spare host; write: # spare: node-9 slots=8")
+        if words:
+            name, slots = _read_line(words, where)
+            hosts, ranks = hosts + 1, ranks + slots
+            if hosts > _MOST_LINES:
+                raise InputError(f"{where}: more than {_MOST_LINES:,} hosts, and no cluster is so large")
+            if ranks > MOST_RANKS:
+                said = f"with it there are {ranks:,} ranks, at most {MOST_RANKS:,} are started"
+                raise InputError(f"{where}: {said}")
+            yield name, slots, where
 
 
 def _read_line(words: list[str], where: str) -> tuple[str, int]:

@@ -32,7 +32,7 @@ from base.errors import InputError
 from base.launchers import BYTEPS, HVD
 from base.sealed import TOKEN_BYTES
 from hosts.batch.gathering import SCHEDULER, SERVER, WORKER
-from hosts.batch.templates import documents, filled, holders, merged, patched, yaml_text
+from hosts.batch.templates import Object, documents, filled, holders, merged, patched, yaml_text
 from hosts.networks import RULE, TCP, Network, read_network
 from hosts.plans import BACKENDS, script_and_options, write_cluster_job
 
@@ -89,37 +89,29 @@ def _parser() -> CommandParser:
         " -- ...",
         description=__doc__,
     )
-    parser.add_argument(
-        "--backend", required=True, choices=BACKENDS, help="hvd: MPIJob; byteps: Indexed Jobs"
-    )
-    text = "of the run, and of its objects"
-    parser.add_argument("--name", type=_name, required=True, metavar="NAME", help=text)
-    text = "(default: default)"
-    parser.add_argument("--namespace", type=_name, default="default", metavar="NAME", help=text)
+    add = parser.add_argument
+    add("--backend", required=True, choices=BACKENDS, help="hvd: MPIJob; byteps: Indexed Jobs")
+    add("--name", type=_name, required=True, metavar="NAME", help="of the run, and of its objects")
+    add("--namespace", type=_name, default="default", metavar="NAME", help="(default: default)")
     text = "container image with this project set up (docs/containers.md)"
-    parser.add_argument("--image", required=True, metavar="IMAGE", help=text)
+    add("--image", required=True, metavar="IMAGE", help=text)
     text = "this project's folder in the image (default /opt/bert)"
-    parser.add_argument("--directory", type=path_name, default="/opt/bert", metavar="DIR", help=text)
+    add("--directory", type=path_name, default="/opt/bert", metavar="DIR", help=text)
     text = "numeric user and group of the containers (default 1000)"
-    parser.add_argument("--user", type=whole(1, 65534, "root is 0"), default=1000, metavar="ID", help=text)
+    add("--user", type=whole(1, 65534, "root is 0"), default=1000, metavar="ID", help=text)
     number = whole(1, 4096, "no cluster is so large")
-    parser.add_argument("--workers", type=number, required=True, metavar="N", help="pods with ranks")
+    add("--workers", type=number, required=True, metavar="N", help="pods with ranks")
     text = "ranks of a pod. Rule of thumb: a node's GPUs, so that a pod has a node for itself"
-    parser.add_argument("--slots", type=number, required=True, metavar="N", help=text)
+    add("--slots", type=number, required=True, metavar="N", help=text)
     _resource_options(parser)
     _limit_options(parser)
     return parser
 
 
 def _resource_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what a pod has")
-    add = group.add_argument
-    add(
-        "--gpu",
-        type=_device,
-        metavar="RESOURCE",
-        help="one for each rank, such as nvidia.com/gpu (default: none)",
-    )
+    add = parser.add_argument_group("what a pod has").add_argument
+    text = "one for each rank, such as nvidia.com/gpu (default: none)"
+    add("--gpu", type=_device, metavar="RESOURCE", help=text)
     text = "(default 4). Rule of thumb: a node's, less 2 for its own services"
     add("--cpus", type=_quantity, default="4", metavar="N", help=text)
     text = "(default 16Gi); --estimate of the scripts says what is needed"
@@ -158,22 +150,20 @@ def _resource_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _limit_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("limits")
+    add = parser.add_argument_group("limits").add_argument
     seconds = whole(1, 86_400, "a day")
     text = (
         "seconds for the ranks to save and end when a pod has to go (default 90). Rule of thumb: a step and "
         "a checkpoint; spot nodes give 120 in all"
     )
-    group.add_argument("--grace", type=seconds, default=90, metavar="SECONDS", help=text)
+    add("--grace", type=seconds, default=90, metavar="SECONDS", help=text)
     text = "seconds to wait for all pods (default 600). Rule of thumb: what the cluster takes to add a node"
-    group.add_argument("--patience", type=seconds, default=600, metavar="SECONDS", help=text)
+    add("--patience", type=seconds, default=600, metavar="SECONDS", help=text)
     text = (
         "starts after failures until the run is given up (default 6). Rule of thumb: 3 to 6; a run that was "
         "preempted is not counted with byteps, and with hvd only where its launcher was"
     )
-    group.add_argument(
-        "--retries", type=whole(0, 1000, "more hides a defect"), default=6, metavar="N", help=text
-    )
+    add("--retries", type=whole(0, 1000, "more hides a defect"), default=6, metavar="N", help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -258,33 +248,35 @@ def _pod(template: Any, fields: Mapping[str, Any], *additions: Any) -> Any:
 
 
 def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]:
-    """Values of the templates' names, but for the command of the ranks and what differs between roles.
+    """Values of the templates' names, all options among them, but for the command of the ranks and what
+    differs between roles.
 
     Raises:
         InputError: no pod would ever start with them.
     """
     others = dict(each.split("=", 1) for each in args.resource)
-    nodes = dict(each.split("=", 1) for each in args.node)
-    volumes = [each.split(":") for each in args.volume]
-    read_only = [{"readOnly": True} if each[2:] else {} for each in volumes]
     if network is not None and network.kind != TCP and not others:
         raise InputError(
             f"--network {network.kind}: pods have no adapter without --resource, such as "
             "vpc.amazonaws.com/efa=4 and hugepages-2Mi=5120Mi, or rdma/hca=1"
         )
-    paths = [path for _, path, *_ in volumes]
-    for given, path in zip(args.volume, paths):
+    paths = [each.split(":")[1] for each in args.volume]
+    mounts: list[Object] = []
+    volumes: list[Object] = []
+    for number, given in enumerate(args.volume):
+        claim, path, *mode = given.split(":")
         if paths.count(path) > 1:
             raise InputError(f"--volume {given}: this path is given twice")
+        name, read_only = f"volume-{number}", {"readOnly": True} if mode else {}
+        mounts.append({"name": name, "mountPath": path, **read_only})
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, **read_only}})
     directory = args.directory.rstrip("/")
     servers = args.servers or args.workers
     gathering = ["--servers", servers, "--scheduler", f"{args.name}-{SCHEDULER}-0.{args.name}"]
     gathering += ["--secret", "/etc/run-secret/secret"]
     gpus = {} if args.gpu is None else {args.gpu: str(args.slots)}
-    names = [f"volume-{number}" for number in range(len(volumes))]
     return {
-        **{name: getattr(args, name) for name in ("name", "namespace", "image", "user", "workers", "slots")},
-        **{name: getattr(args, name) for name in ("retries", "grace", "patience", "shm", "gpu")},
+        **vars(args),
         "directory": directory,
         "python": f"{directory}/.venv/bin/python",
         "kill_after": args.grace + HEADROOM,
@@ -293,15 +285,10 @@ def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]
         "secret": args.secret or args.name,
         "token": "" if args.secret else secrets.token_hex(TOKEN_BYTES),  # of a new secret
         "resources": {"cpu": args.cpus, "memory": args.memory, **gpus, **others},
-        "nodes": nodes or None,
+        "nodes": dict(each.split("=", 1) for each in args.node) or None,
         "network": ["--network", args.network] if args.network else [],
-        "mounts": [
-            {"name": name, "mountPath": path, **mode} for name, path, mode in zip(names, paths, read_only)
-        ],
-        "volumes": [
-            {"name": name, "persistentVolumeClaim": {"claimName": claim, **mode}}
-            for name, (claim, *_), mode in zip(names, volumes, read_only)
-        ],
+        "mounts": mounts,
+        "volumes": volumes,
     }
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
@@ -42,8 +42,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from base import notify
-from base.command_line import CommandParser, not_empty, path_name, split_at_dashes, whole
-from base.command_line import seconds as limited
+from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import RUN_AGAIN, InputError
 from base.launchers import BYTEPS, HVD
 from base.options import add_options, flag, option, options_in, taken
@@ -54,9 +53,9 @@ from hosts.launching import over_byteps, over_mpirun
 from hosts.launching.exposure import warning
 from hosts.launching.limits import allow_open_files, check_limits
 from hosts.launching.output import Output, Screen
+from hosts.launching.over_byteps import Servers
 from hosts.launching.parts import (
     DECIDED,
-    DEFAULT_PORT,
     Access,
     Part,
     Wiring,
@@ -65,16 +64,15 @@ from hosts.launching.parts import (
     python_of,
     ssh_words,
 )
-from hosts.launching.restarts import STOPPED, Policy, Restarts, Start, Stopped, Wish, noting, wait
+from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, noting, wait
 from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
-from hosts.launching.signals import Signals
+from hosts.launching.signals import STOPPED, Signals
 from hosts.mpirun import interfaces
 from hosts.networks import RULE, read_network
 from hosts.reach import Question, check, faults_of, summed_up
 
 FINISH = 60.0  # seconds for a slow reader to take the last lines
-RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
 BACKENDS = (HVD, BYTEPS)
 CKPT_DIR, RESUME, START_STEP = "--ckpt_dir", "--resume", "--start_step"  # options of the training scripts
 
@@ -89,19 +87,7 @@ class Options:
         required=True,
         choices=BACKENDS,
     )
-    max_restarts: int | None = option(
-        f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
-        "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
-        "be replaced",
-        whole(0, 1000, "more would hide a defect"),
-        metavar="N",
-    )
-    min_hosts: int | None = option(
-        "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
-        "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper",
-        whole(1, 100_000, "no cluster is so large"),
-        metavar="K",
-    )
+    policy: Policy = field(default_factory=Policy)
     host_tries: int = option(
         "leave a host out after so many failures in a row, of its processes or of its answer. Rule of thumb: "
         "2, a host that reboots has answered by then; 1 with --backoff 60 or more",
@@ -109,45 +95,12 @@ class Options:
         metavar="N",
         default=2,
     )
-    backoff: float = option(
-        "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
-        "300 s. Rule of thumb: what a batch system takes to give a host back",
-        limited,
-        metavar="SECONDS",
-        default=5.0,
-    )
-    rejoin_interval: float = option(
-        "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly",
-        limited,
-        metavar="SECONDS",
-        default=60.0,
-    )
-    host_patience: float = option(
-        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
-        "reboot",
-        limited,
-        metavar="SECONDS",
-        default=600.0,
-    )
-    again: bool = flag(
-        "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
-    )
     mpirun: str = option(
         "hvd: mpirun and more options for it, as a shell would split them (default: mpirun)",
         metavar="COMMAND",
         default="mpirun",
     )
-    num_servers: int | None = option(
-        "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
-        "servers that share their hosts with workers: each host's network then carries the same load)",
-        whole(0, 4096, "BytePS's largest networks have hundreds"),
-        metavar="N",
-    )
-    scheduler: str | None = option(
-        "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
-        f"machine, else {DEFAULT_PORT})",
-        metavar="HOST[:PORT]",
-    )
+    servers: Servers = field(default_factory=Servers)
     ssh: str = option(
         "remote shell and its options, such as 'ssh -p 2222' (default: ssh)", metavar="COMMAND", default="ssh"
     )
@@ -170,30 +123,7 @@ class Options:
         metavar="DIR",
     )
     quiet: bool = flag("show the launcher's own lines only; needs --log_dir")
-    grace: float = option(
-        "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint",
-        limited,
-        metavar="SECONDS",
-        default=Limits().grace,
-    )
-    stopped_timeout: float = option(
-        "a part stopped by SIGSTOP for so long counts as dead",
-        limited,
-        metavar="SECONDS",
-        default=Limits().stopped,
-    )
-    server_timeout: float = option(
-        "how long servers may take to end after the last rank",
-        limited,
-        metavar="SECONDS",
-        default=Limits().servers,
-    )
-    notify: str | None = option(
-        "a command that a shell runs here at each restart, at the run's failure and at its end, with "
-        "RUN_EVENT, RUN_MESSAGE and RUN_CODE in its environment; nobody waits for it",
-        not_empty,
-        metavar="COMMAND",
-    )
+    limits: Limits = field(default_factory=Limits)
     dry_run: bool = flag("print a command for each part, start nothing")
 
 
@@ -204,7 +134,6 @@ class Launch:
     options: Options
     wiring: Wiring
     mpirun: over_mpirun.Mpirun | None
-    policy: Policy
     roster: Roster
     ckpt_dir: str | None  # with restarts
     command: tuple[str, ...]
@@ -216,23 +145,21 @@ class Launch:
         command = [*self.command, *more]
         if self.mpirun is not None:
             return over_mpirun.plan(merged(lines), command, self.wiring, self.mpirun)
-        given = over_byteps.Servers(self.options.num_servers, self.options.scheduler)
-        servers = given.without(self.roster.left_out, len(lines))
+        servers = self.options.servers.without(self.roster.left_out, len(lines))
         return over_byteps.plan(lines, command, self.wiring, servers, self.say)
 
     def question(self) -> Question:
-        """Everything that other hosts are asked before a start."""
-        programs = (self.mpirun.daemon,) if self.mpirun is not None else ()
-        path = self.wiring.extra.get("PATH", os.environ.get("PATH", os.defpath))
-        python = python_of(self.command)
-        return Question(self.wiring.ssh, os.getcwd(), python, path, programs, self.interfaces())
-
-    def interfaces(self) -> tuple[str, ...]:
-        """Names of the network interfaces that the ranks are restricted to."""
-        words = self.mpirun.words if self.mpirun is not None else ()
+        """Everything that other hosts are asked before a start, the network interfaces to which the ranks are
+        restricted among it."""
+        environ = {**os.environ, **self.wiring.extra}
+        programs: tuple[str, ...] = ()
         named = (self.wiring.interface or "").split(",")
-        named += interfaces(words, {**os.environ, **self.wiring.extra}) if self.mpirun is not None else []
-        return tuple(name for name in dict.fromkeys(named) if name and "/" not in name)
+        if self.mpirun is not None:
+            programs = (self.mpirun.daemon,)
+            named += interfaces(self.mpirun.words, environ)
+        names = tuple(name for name in dict.fromkeys(named) if name and "/" not in name)
+        path, python = environ.get("PATH", os.defpath), python_of(self.command)
+        return Question(self.wiring.ssh, os.getcwd(), python, path, programs, names)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -279,9 +206,9 @@ def run(words: list[str], errors: Screen) -> int:
         except Stopped as stopped:
             say(str(stopped))
             code = stopped.code
-        if options.notify:
+        if options.policy.notify:
             event = notify.FAILURE if code not in (0, RUN_AGAIN, *STOPPED) else notify.END
-            notify.tell(event, said[0] if code else "complete", code, options.notify)
+            notify.tell(event, said[0] if code else "complete", code, options.policy.notify)
         return code
     except InputError as error:
         errors.say(str(error))
@@ -295,17 +222,15 @@ def run(words: list[str], errors: Screen) -> int:
 
 def _run(launch: Launch, output: Output) -> int:
     """Runs it once, or again and again. Returns the exit code."""
-    limits = Limits(launch.options.grace, launch.options.server_timeout, launch.options.stopped_timeout)
     with Signals() as signals:
 
         def start(lines: Sequence[tuple[str, int]], resume: bool, wish: Wish) -> Outcome:
-            return Run(*launch.plan(lines, resume), limits, output, signals, wish).run()
+            return Run(*launch.plan(lines, resume), launch.options.limits, output, signals, wish).run()
 
         if launch.ckpt_dir is None:
             return _run_once(launch, start, output.say, signals)
-        question = launch.question()
-        restarts = Restarts(launch.policy, launch.roster, launch.ckpt_dir, question, signals, output.say)
-        return restarts.run(start)
+        policy, question = launch.options.policy, launch.question()
+        return Restarts(policy, launch.roster, launch.ckpt_dir, question, signals, output.say).run(start)
 
 
 def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals: Signals) -> int:
@@ -330,20 +255,23 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     )
     table = options_in(Options)
     add_options(parser.add_argument, table, " ".join(table))
-    args = taken(Options, parser.parse_args(words))
+    given = parser.parse_args(words)
+    ckpt_dir = _value(command, CKPT_DIR)
+    if given.max_restarts is None and not ckpt_dir:
+        given.max_restarts = 0  # there is nothing to go on from
+    args = taken(Options, given)
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]
     lines, spares = read_host_lines(args.hostfile), read_spares(args.hostfile)
     if not args.dry_run:
         check_limits(lines, args.backend, args.hostfile)
     check_command(command)
-    _check_options(args)
     if args.backend == BYTEPS:
         check_workers([*lines, *spares], args.hostfile)  # not when a spare host is needed
-    ckpt_dir = _value(command, CKPT_DIR)
-    policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
-    ckpt_dir = ckpt_dir if policy.max_restarts or policy.again else None
-    remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)
+    roster = Roster(lines, spares, args.host_tries)
+    _check_options(args, roster.wanted, command, ckpt_dir)
+    ckpt_dir = ckpt_dir if args.policy.max_restarts or args.policy.again else None
+    remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.servers.scheduler)
     network = None if args.network is None else read_network(args.network, args.backend, args.interface)
     named = args.interface or (network.interface if network is not None else None)
     wiring = Wiring(
@@ -356,40 +284,8 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     )
     for line in network.comment() if network is not None else []:
         say(f"--network {args.network}: {line}")
-    return Launch(
-        options=args,
-        wiring=wiring,
-        mpirun=over_mpirun.program(args.mpirun, args.dry_run) if args.backend == HVD else None,
-        policy=policy,
-        roster=Roster(lines, spares, args.host_tries),
-        ckpt_dir=ckpt_dir,
-        command=tuple(command),
-        say=say,
-    )
-
-
-def _policy(args: Options, ckpt_dir: str | None, command: Sequence[str], num_hosts: int) -> Policy:
-    """Options of restarts. Raises InputError where they do not go with the script's."""
-    restarts = (RESTARTS if ckpt_dir else 0) if args.max_restarts is None else args.max_restarts
-    flag = f"--max_restarts {restarts}" if restarts else "--again"
-    if (restarts or args.again) and not ckpt_dir:
-        raise InputError(f"{flag}: needs --ckpt_dir among the script's options; a restart goes on from there")
-    if (restarts or args.again) and _value(command, START_STEP) is not None:
-        raise InputError(
-            f"{START_STEP}: a restart takes the newest checkpoint, which may be another run's; use --resume, "
-            "or --max_restarts 0"
-        )
-    if args.min_hosts is not None and args.min_hosts > num_hosts:
-        raise InputError(f"--min_hosts {args.min_hosts}: --hostfile {args.hostfile} has {num_hosts} hosts")
-    return Policy(
-        max_restarts=restarts,
-        min_hosts=args.min_hosts or num_hosts,
-        backoff=args.backoff,
-        again=args.again,
-        rejoin=args.rejoin_interval,
-        patience=args.host_patience,
-        notify=args.notify,
-    )
+    mpirun = over_mpirun.program(args.mpirun, args.dry_run) if args.backend == HVD else None
+    return Launch(args, wiring, mpirun, roster, ckpt_dir, tuple(command), say)
 
 
 def _value(command: Sequence[str], flag: str) -> str | None:
@@ -418,14 +314,28 @@ def _extra(given: Sequence[str]) -> dict[str, str]:
     return extra
 
 
-def _check_options(args: Options) -> None:
-    for name, value in (("--num_servers", args.num_servers), ("--scheduler", args.scheduler)):
+def _check_options(args: Options, hosts: int, command: Sequence[str], ckpt_dir: str | None) -> None:
+    """Raises InputError for options that do not go together, with the script's or with so many `hosts`."""
+    for name, value in (("--num_servers", args.servers.number), ("--scheduler", args.servers.scheduler)):
         if args.backend == HVD and value is not None:
             raise InputError(f"{name} {value}: goes with --backend byteps")
     if args.quiet and args.log_dir is None:
         raise InputError("--quiet: needs --log_dir, or the output of the parts would be lost")
     if args.log_dir is not None and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
         raise InputError(f"--log_dir {args.log_dir}: is a file")
+    restarts, least = args.policy.max_restarts, args.policy.min_hosts
+    if (restarts or args.policy.again) and not ckpt_dir:
+        wanted = f"--max_restarts {restarts}" if restarts else "--again"
+        raise InputError(
+            f"{wanted}: needs --ckpt_dir among the script's options; a restart goes on from there"
+        )
+    if (restarts or args.policy.again) and _value(command, START_STEP) is not None:
+        raise InputError(
+            f"{START_STEP}: a restart takes the newest checkpoint, which may be another run's; use --resume, "
+            "or --max_restarts 0"
+        )
+    if least > hosts:
+        raise InputError(f"--min_hosts {least}: --hostfile {args.hostfile} has {hosts} hosts")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ from hosts.networks import Network
 from hosts.shell import Cluster, Job, assignments, command_text, texts
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_UNBOUND = ["-map-by", "slot", "-bind-to", "none"]
 # Seconds without traffic until the first probe, and between probes; so many without an answer end the job.
 KEEPALIVE = {
     "oob_tcp_keepalive_time": "10",
@@ -98,7 +99,7 @@ def command(job: Job, cluster: Cluster) -> str:
             cluster.sockets,
             cluster.interface,
             machine is not None and not machine.gpus,
-            network=cluster.network,
+            cluster.network,
         ),
         [cluster.python, job.script],
     ]
@@ -114,10 +115,33 @@ def options_of_mpirun(
     sockets: int | None = None,
     interface: str | None = None,
     without_gpus: bool = False,
-    sigkill: int = 30,
     network: Network | None = None,
 ) -> list[list[str]]:
     """Words between the host file and the ranks' program, in lines.
+
+    Args:
+        network: adds its variables; its interface is `interface` already. For the others see
+            `settings_of_mpirun`.
+
+    Raises:
+        InputError: `sockets` do not divide the slots.
+    """
+    lines = settings_of_mpirun(hosts, sockets, interface, without_gpus)
+    lines += [["-x", "PATH", "-x", "LD_LIBRARY_PATH"]] if len(hosts) > 1 else []
+    environment = variables(hosts, interface, network)
+    for _, names in groupby(environment, key=lambda name: name.partition("_")[0]):  # a line for each library
+        lines.append([word for name in names for word in ("-x", f"{name}={environment[name]}")])
+    return lines
+
+
+def settings_of_mpirun(
+    hosts: Sequence[tuple[str, int]],
+    sockets: int | None,
+    interface: str | None,
+    without_gpus: bool,
+    sigkill: int = 30,
+) -> list[list[str]]:
+    """Words of mpirun's about ranks, their cores and their network, but for the ranks' variables, in lines.
 
     Args:
         hosts: names and slots, from `read_hostfile`.
@@ -125,27 +149,22 @@ def options_of_mpirun(
         interface: the network interface between hosts. None: any but loopback and Docker's.
         without_gpus: no host has a GPU.
         sigkill: seconds for odls_base_sigkill_timeout.
-        network: adds its variables; its interface is `interface` already.
 
     Raises:
         InputError: `sockets` do not divide the slots.
     """
     unbound = without_gpus and sockets is None
-    mapping = ["--oversubscribe", "-map-by", "slot", "-bind-to", "none"]
     several = len(hosts) > 1
-    environment = variables(hosts, interface, network)
-    by_library = groupby(environment, key=lambda name: name.partition("_")[0])
-    lines = [
-        mapping if unbound else _mapping(hosts, sockets),
+    of_mpi = ["-mca", "btl_tcp_if_exclude", "lo,docker0"] if several else []
+    if interface is not None:
+        of_mpi = ["-mca", "btl_tcp_if_include", interface]
+    return [
+        ["--oversubscribe", *_UNBOUND] if unbound else _mapping(hosts, sockets),
         ["-mca", "mpi_yield_when_idle", "1"] if without_gpus else [],
-        ["-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct", *_mpi_network(several, interface)],
+        ["-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct", *of_mpi],
         ["-mca", "odls_base_sigkill_timeout", str(sigkill)],
         [word for name, value in KEEPALIVE.items() for word in ("-mca", name, value)] if several else [],
-        ["-x", "PATH", "-x", "LD_LIBRARY_PATH"] if several else [],
     ]
-    for _, names in by_library:
-        lines.append([word for name in names for word in ("-x", f"{name}={environment[name]}")])
-    return lines
 
 
 def version(program: str) -> int:
@@ -187,12 +206,11 @@ def variables(
     several = len(hosts) > 1
     sockets = "^lo,docker" if interface is None and several else interface
     settings = network.settings() if network is not None else []
-    ours = sorted(settings, key=lambda each: not each.name.startswith("NCCL"))  # a line for each library
-    chosen = {each.name: each.value for each in ours}
+    settings.sort(key=lambda each: not each.name.startswith("NCCL"))  # a line for each library
     return {
         "NCCL_DEBUG": "WARN",
         **({"NCCL_SOCKET_IFNAME": sockets} if sockets is not None else {}),
-        **chosen,
+        **{each.name: each.value for each in settings},
         **({"HOROVOD_CYCLE_TIME": "30"} if several else {}),
         "MXNET_SAFE_ACCUMULATION": "1",
         "MXNET_GPU_MEM_POOL_TYPE": "Round",
@@ -208,10 +226,4 @@ def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> list[str]
     if sockets is not None:
         raise InputError(f"--sockets {sockets}: does not divide the slots of every host into equal parts")
     # Uneven hosts: no number of ranks a socket is right on all of them.
-    return ["-map-by", "slot", "-bind-to", "none"]
-
-
-def _mpi_network(several: bool, interface: str | None) -> list[str]:
-    if interface is not None:
-        return ["-mca", "btl_tcp_if_include", interface]
-    return ["-mca", "btl_tcp_if_exclude", "lo,docker0"] if several else []
+    return _UNBOUND

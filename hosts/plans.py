@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 from base.command_line import CommandParser, pair_of, positive_int, split_at_dashes
 from base.errors import InputError, one_line
 from base.launchers import BYTEPS, HVD
-from base.options import add_options, flag, option, options_in
+from base.options import add_options, flag, option, options_in, taken
 from hosts.shell import Job, Required, Word
 from lamb_paper import (
     PAPER,
@@ -245,10 +245,9 @@ def script_and_options(
     Raises:
         InputError: they do not go together, or the script would not take its options.
     """
-    names = [each.name for each in fields(PlanOptions) if each.name != "num_gpus"]
-    options = PlanOptions(ranks, **{name: getattr(args, name) for name in names})
-    if options.tokens_per_gpu is None:
-        for name in options.given()[1:]:
+    plan = taken(PlanOptions, args)
+    if plan.tokens_per_gpu is None:
+        for name in plan.given():
             raise InputError(f"--{name}: goes with --tokens_per_gpu only; or write it behind the script")
         if not own or not own[0].endswith(".py"):
             raise InputError(
@@ -256,7 +255,7 @@ def script_and_options(
             )
         words, lines = list(own), [f"{own[0]}, {ranks} ranks"]
     else:
-        words, lines = _planned(options, backend, own)
+        words, lines = _planned(replace(plan, num_gpus=ranks), backend, own)
     check_script(words)
     if "--ckpt_dir" in {word.partition("=")[0] for word in words} and "--resume" not in words:
         words.append("--resume")  # a pod or host that starts again goes on; without a checkpoint it begins

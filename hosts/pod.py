@@ -57,7 +57,7 @@ from hosts.hostfile import read_hostfile
 from hosts.launching.output import Output, Screen
 from hosts.launching.parts import DEFAULT_PORT, Access, Part, Rendezvous, check_command, plan_parts
 from hosts.launching.running import Limits, Run
-from hosts.launching.signals import FORWARDED, Signals
+from hosts.launching.signals import FORWARDED, Signals, code_of
 
 LAUNCHER = "launcher"
 ROLES = {HVD: (LAUNCHER, WORKER), BYTEPS: (SCHEDULER, SERVER, WORKER)}
@@ -83,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
     )
     parser.add_argument("backend", choices=tuple(ROLES))
-    parser.add_argument(
-        "role", choices=tuple(dict.fromkeys(role for each in ROLES.values() for role in each))
-    )
+    parser.add_argument("role", choices=(LAUNCHER, WORKER, SCHEDULER, SERVER))
     port = whole(1, 65535, "the last port")
     text = (
         "of the pods' ssh servers (default 2222: below 1024 only root may listen), or of BytePS's scheduler "
@@ -195,7 +193,7 @@ def _serve(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> 
             time.sleep(STEP)
         server.terminate()
         server.wait()
-        return 128 + signal.SIGTERM
+        return code_of(signal.SIGTERM)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -208,7 +206,7 @@ def _launch(args: argparse.Namespace, command: Sequence[str], errors: Screen) ->
         errors.say(f"bad input, not started again; mend it and make the MPIJob anew: {said}")
         return BAD_INPUT
     # Process 1 has no default action; when the run has begun, hosts/launch.py has its own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code_of(signal.SIGTERM)))
     try:
         code = _launch_on_workers(args, command, errors)
     except InputError as error:
@@ -235,14 +233,7 @@ def _launch_on_workers(args: argparse.Namespace, command: Sequence[str], errors:
     for name in REPLACED:
         os.environ.pop(name, None)
     keys = private_keys(args.keys)
-    words = [
-        "--backend",
-        HVD,
-        "--hostfile",
-        hostfile,
-        "--ssh",
-        " ".join(client_command(keys, args.port)),
-    ]
+    words = ["--backend", HVD, "--hostfile", hostfile, "--ssh", " ".join(client_command(keys, args.port))]
     words += ["--grace", f"{args.grace:g}", "--host_patience", f"{args.patience:g}", "--mpirun", MPIRUN]
     words += ["--network", args.network] if args.network else []
     try:
@@ -264,10 +255,6 @@ class PodSignals(Signals):
         self._received = received
         self._ordered: list[signal.Signals] = []
         self.asked = False  # a signal has come from outside
-
-    def __enter__(self) -> PodSignals:
-        super().__enter__()
-        return self
 
     def order(self, *numbers: signal.Signals) -> None:
         """Signals to be read as if they had come from outside; for other threads."""
@@ -317,7 +304,7 @@ def _run_parts(args: argparse.Namespace, command: Sequence[str], errors: Screen)
         coordinator = Coordinator(shape, secret, args.gathering_port, args.patience, errors.say)
         coordinator.start()
         place = (os.environ[ADDRESS], args.gathering_port)
-    code = 128 + signal.SIGTERM
+    code = code_of(signal.SIGTERM)
     with PodSignals(member.leaving) as signals:
         # A failure elsewhere: nothing can be saved any more, which two SIGINT mean to a `Run`.
         address = member.join(

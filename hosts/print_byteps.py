@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from base.errors import InputError
 from hosts.addresses import LOOPBACK, bare, is_address, is_loopback
+from hosts.hostfile import merged
 from hosts.launching.parts import DEFAULT_PORT, check_workers, choose_num_servers
 from hosts.shell import (
     NEXT,
     VENV,
     Cluster,
-    Expanded,
     Job,
     Required,
     Word,
@@ -78,10 +78,7 @@ def command(job: Job, cluster: Cluster) -> str:
 
 def _by_hand(job: Job, cluster: Cluster) -> list[str]:
     """A block of text for the variables of every shell, and one for each role."""
-    workers = cluster.hosts
-    ranks: dict[str, int] = {}
-    for host, slots in workers:
-        ranks[host] = ranks.get(host, 0) + slots
+    workers, ranks = cluster.hosts, dict(merged(cluster.hosts))
     hosts = list(ranks)
     shared: dict[str, Word] = {"DMLC_NUM_WORKER": str(len(workers))}
     roles = []
@@ -101,8 +98,8 @@ def _by_hand(job: Job, cluster: Cluster) -> list[str]:
         roles = [f"# the scheduler, on {hosts[0]}", "DMLC_ROLE=scheduler bpslaunch"]
         roles += [f"# the servers: one on {each}", "DMLC_ROLE=server bpslaunch"]
     required = {word.variable: word for line in job.options for word in line if isinstance(word, Required)}
-    path = {"PATH": Expanded(f"$PWD/{VENV}:$PATH")} if cluster.machine and cluster.machine.venv else {}
-    exports = [*assignments(shared), " ".join(assignments(VARIABLES)), *assignments({**required, **path})]
+    exports = [*assignments(shared), " ".join(assignments(VARIABLES)), *assignments(required)]
+    exports += [f'PATH="$PWD/{VENV}:$PATH"'] if cluster.machine and cluster.machine.venv else []
 
     numbers = ", ".join(f"{number} on {host}" for number, (host, _) in enumerate(workers))
     number = "0" if len(workers) == 1 else Required("DMLC_WORKER_ID", numbers)

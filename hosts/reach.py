@@ -161,15 +161,12 @@ class Question:
     def broken(self, host: str, reply: str, words: str, code: int) -> Fault:
         """The fault of a host that has not answered: `reply` is what the script has said, `words` and `code`
         the remote shell's."""
-        if reply == "folder":
-            return Fault(
-                f"has no folder {self.directory}; copy this one there, or mount it at the same path", True
-            )
-        if reply == "python":
-            return Fault(f"has no {self.python}; run make setup there, in {self.directory}", True)
-        if reply == "project":
-            return Fault(f"has no {ANSWER}; copy this project there, to the same path", True)
-        known = explained(host, words)
+        missing = {
+            "folder": f"has no folder {self.directory}; copy this one there, or mount it at the same path",
+            "python": f"has no {self.python}; run make setup there, in {self.directory}",
+            "project": f"has no {ANSWER}; copy this project there, to the same path",
+        }
+        known = Fault(missing[reply], True) if reply in missing else explained(host, words)
         if known is not None:
             return known
         last = next((line.strip() for line in reversed(words.splitlines()) if line.strip()), "")
@@ -257,9 +254,8 @@ class Conversation:
         deadline = time.monotonic() + seconds
         while True:
             hosts = {name: self._hosts[name] for name in questions}
-            ended = [
-                name for name, host in hosts.items() if host.process.poll() is not None
-            ]  # all is written
+            # Whatever a process has written is in its pipe when it has ended.
+            ended = [name for name, host in hosts.items() if host.process.poll() is not None]
             for key, _ in self._selector.select(0):
                 self._read(key.data)
             open_yet = [name for name, host in hosts.items() if host.reply is None and name not in ended]
@@ -294,13 +290,11 @@ class Conversation:
         return {**answer, "clock": min(shown - host.asked, 0.0) + max(shown - host.answered, 0.0)}
 
 
-def _clock_line(host: str, seconds: float) -> str:
-    """A line about a clock. The run does not look at it: ranks wait by their own, and compare no times."""
+def apart(answer: Mapping[str, Any]) -> str:
+    """Distance of a host's clock from this machine's, `9 s behind this machine's`; empty if it is little."""
+    seconds = answer["clock"]
     direction = "ahead of" if seconds > 0 else "behind"
-    return (
-        f"{bare(host)}'s clock is {abs(seconds):.0f} s {direction} this machine's; the run does not depend "
-        "on it, but times in its log files and of its files do: timedatectl set-ntp true there"
-    )
+    return f"{abs(seconds):.0f} s {direction} this machine's" if abs(seconds) > APART else ""
 
 
 def summed_up(faults: Mapping[str, Fault]) -> str:
@@ -327,13 +321,17 @@ def faults_of(
     own = answers.pop(HERE)
     faults = {"this machine": own} if isinstance(own, Fault) else {}
     for host, answer in answers.items():
-        fault = answer if isinstance(answer, Fault) else None
-        if not isinstance(answer, Fault):
-            fault = None if isinstance(own, Fault) else question.fault(answer, own)
-            if abs(answer["clock"]) > APART:
-                say(_clock_line(host, answer["clock"]))
+        if isinstance(answer, Fault):
+            faults[host] = answer
+            continue
+        fault = None if isinstance(own, Fault) else question.fault(answer, own)
         if fault is not None:
             faults[host] = fault
+        if apart(answer):  # ranks wait by their own clocks, and compare no times
+            say(
+                f"{bare(host)}'s clock is {apart(answer)}; the run does not depend on it, but times in its "
+                "log files and of its files do: timedatectl set-ntp true there"
+            )
     return faults
 
 

@@ -50,26 +50,24 @@ def _parser() -> CommandParser:
         " -- ...",
         description=__doc__,
     )
-    parser.add_argument("--image", required=True, metavar="IMAGE", help="in ECR")
-    parser.add_argument("--role", required=True, metavar="ARN", help="role of the job")
+    add = parser.add_argument
+    add("--image", required=True, metavar="IMAGE", help="in ECR")
+    add("--role", required=True, metavar="ARN", help="role of the job")
     number = whole(1, 4096, "no cluster is so large")
-    parser.add_argument("--instances", type=number, required=True, metavar="N", help="hosts")
-    text = "such as ml.p3dn.24xlarge"
-    parser.add_argument("--instance_type", type=_type, required=True, metavar="TYPE", help=text)
-    text = "ranks of a host. Rule of thumb: its GPUs"
-    parser.add_argument("--slots", type=number, required=True, metavar="N", help=text)
+    add("--instances", type=number, required=True, metavar="N", help="hosts")
+    add("--instance_type", type=_type, required=True, metavar="TYPE", help="such as ml.p3dn.24xlarge")
+    add("--slots", type=number, required=True, metavar="N", help="ranks of a host. Rule of thumb: its GPUs")
     text = (
         "an input channel and its data; can be repeated. `channel:NAME/…` in the script's options is its "
         "folder"
     )
-    metavar = "NAME=s3://..."
-    parser.add_argument("--channel", type=_channel, action="append", default=[], metavar=metavar, help=text)
+    add("--channel", type=_channel, action="append", default=[], metavar="NAME=s3://...", help=text)
     text = "where SageMaker keeps /opt/ml/checkpoints; a job with the same one goes on"
-    parser.add_argument("--checkpoints", type=_place, metavar="s3://...", help=text)
+    add("--checkpoints", type=_place, metavar="s3://...", help=text)
     text = "spot instances; needs --checkpoints. Rule of thumb: with --ckpt_interval every 10 minutes or so"
-    parser.add_argument("--spot", action="store_true", help=text)
+    add("--spot", action="store_true", help=text)
     text = "hours until SageMaker ends the job (default 24)"
-    parser.add_argument("--max_hours", type=whole(1, 672, "28 days"), default=24, metavar="HOURS", help=text)
+    add("--max_hours", type=whole(1, 672, "28 days"), default=24, metavar="HOURS", help=text)
     return parser
 
 

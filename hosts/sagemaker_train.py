@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Sequence
 
@@ -47,20 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     while process.poll() is None:
         if asked and deadline is None:
             deadline = time.monotonic() + GRACE
-            _pass_on(process)
+            say = partial(print, "sagemaker_train:", file=sys.stderr, flush=True)
+            if not signal_ranks(say):  # there is nothing to save yet
+                process.terminate()
         if deadline is not None and time.monotonic() > deadline:
             process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STEP)
         _collect(process.pid)
     return 128 - process.returncode if process.returncode < 0 else process.returncode
-
-
-def _pass_on(process: subprocess.Popen[bytes]) -> None:
-    """Sends SIGTERM to the ranks here; where there are none yet, to the program itself: there is nothing to
-    save."""
-    if not signal_ranks(lambda text: print(f"sagemaker_train: {text}", file=sys.stderr, flush=True)):
-        process.terminate()
 
 
 def _collect(program: int) -> None:

@@ -27,15 +27,7 @@ class Required:
     reason: str
 
 
-@dataclass(frozen=True)
-class Expanded:
-    """Text with variables that the shell replaces by their values."""
-
-    text: str
-
-
-Word = Union[str, Required, Expanded]
-Lines = Sequence[Sequence[Word]]  # the words of a command, in lines as they are printed
+Word = Union[str, Required]
 
 
 @dataclass(frozen=True)
@@ -106,7 +98,7 @@ def text_of(word: Word) -> str:
     """A word as text for one shell."""
     if isinstance(word, Required):
         return f'"${{{word.variable}:?{word.reason}}}"'
-    return f'"{word.text}"' if isinstance(word, Expanded) else quote(word)
+    return quote(word)
 
 
 def text_for_two_shells(word: Word) -> str:
@@ -121,8 +113,8 @@ def assignments(environment: Mapping[str, Word]) -> list[str]:
     return [f"{name}={text_of(value)}" for name, value in environment.items()]
 
 
-def texts(lines: Lines, text_of: Callable[[Word], str] = text_of) -> list[str]:
-    """Lines of words as lines of text; empty lines are left out."""
+def texts(lines: Sequence[Sequence[Word]], text_of: Callable[[Word], str] = text_of) -> list[str]:
+    """Lines of a command's words as lines of text; empty lines are left out."""
     return [" ".join(map(text_of, line)) for line in lines if line]
 
 

@@ -42,23 +42,12 @@ import subprocess
 import sys
 import time
 from functools import partial
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, Sequence
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "USR2", "KILL")}
 CONTROL = 0  # the launcher's line
 ALIVE_EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
-
-
-class Limits(NamedTuple):
-    """Seconds. `stopped`: for the part to stay stopped. `grace`: from SIGTERM to SIGKILL. `silence`: for the
-    host at the other end of a connection of the part's to acknowledge nothing; None: for ever. `line`: the
-    same for the ssh connection to the launcher."""
-
-    stopped: float
-    grace: float
-    silence: float | None
-    line: float | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Processes that the part leaves behind become children of this one, and can be identified.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakeup = _wake_on_signals()
-    report = _Report(args.token)
+    report = partial(_report, args.token)
     report("connected")
     made: list[str] = []
     try:
@@ -80,10 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _remove(made)
         report(f"failed {error.strerror}: {error.filename or args.command[0]}")
         return 127
-    limits = Limits(args.stopped_timeout, args.grace, args.silence, args.line)
-    reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], limits, report)
+    reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], args, report)
     if reason is None and part.returncode < 0:
-        _outlived(limits.grace)
+        _outlived(args.grace)
     _kill_descendants(part.pid)
     _remove(made)
     if reason:
@@ -155,19 +143,23 @@ def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]
 
 
 def _watch(
-    part: subprocess.Popen[bytes], watched: Sequence[int], limits: Limits, report: _Report
+    part: subprocess.Popen[bytes],
+    watched: Sequence[int],
+    limits: argparse.Namespace,
+    report: Callable[[str], None],
 ) -> str | None:
     """Passes signals on until the part has ended.
 
     Args:
         watched: CONTROL if there is a launcher's line, and behind it what becomes readable by a signal.
+        limits: the options, those in seconds above all.
         report: to the launcher.
 
     Returns:
         None for an end of its own, else why it was killed: the report where it was stopped or a host is
         silent, empty where it had to end.
     """
-    interval = min(2.0, max(0.1, limits.stopped / 10), (limits.silence or math.inf) / 10)
+    interval = min(2.0, max(0.1, limits.stopped_timeout / 10), (limits.silence or math.inf) / 10)
     *control, wakeup = watched
     silence = None if limits.silence is None else Silence(partial(_repetitions, part.pid), limits.silence)
     # Empty under a remote shell that is not ssh; then a cut is not noticed.
@@ -214,7 +206,7 @@ def _watch(
                 kill_at = now
         stopped = None if stopped_since is None else now - stopped_since
         # A stopped process acts on no signal but SIGKILL: when it is to end, there is nothing to wait for.
-        limit = limits.stopped if kill_at is None else 0.0
+        limit = limits.stopped_timeout if kill_at is None else 0.0
         address = silence.peer() if silence else None
         if address or (stopped is not None and stopped >= limit) or (kill_at is not None and now >= kill_at):
             _kill_group(part.pid)
@@ -223,13 +215,10 @@ def _watch(
     return None
 
 
-Repetitions = Callable[[], "Iterator[tuple[str, int, str]]"]
-
-
 class Silence:
     """Notices a TCP connection whose other end acknowledges nothing for so many seconds."""
 
-    def __init__(self, repetitions: Repetitions, seconds: float):
+    def __init__(self, repetitions: Callable[[], Iterator[tuple[str, int, str]]], seconds: float):
         """Prepares; `repetitions` gives connections on which something is sent again and again: socket, how
         often it was in vain, address of the other end."""
         self._repetitions, self._seconds = repetitions, seconds
@@ -249,15 +238,12 @@ class Silence:
 
 
 def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
-    """TCP connections of a process on which something is sent again and again: socket, how often it was in
-    vain, address of the other end."""
+    """TCP connections of a process, for `Silence`."""
     with contextlib.suppress(OSError):  # it has ended
         program = os.readlink(f"/proc/{pid}/exe")
         own = set()
-        for each in (
-            pid,
-            *_children(pid),
-        ):  # Open MPI 5's daemon goes on in a child; ranks are other programs
+        # Open MPI 5's daemon goes on in a child; ranks are other programs.
+        for each in (pid, *_children(pid)):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{each}/exe") == program:
                     for name in os.listdir(f"/proc/{each}/fd"):
@@ -271,13 +257,12 @@ def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
 def _repetitions_between(
     client: str, client_port: str, server: str, server_port: str
 ) -> Iterator[tuple[str, int, str]]:
-    """The same for one connection of this host's, by its ends as SSH_CONNECTION has them."""
-    ports = (int(server_port), int(client_port))
+    """One connection of this host's, by its ends as SSH_CONNECTION has them, for `Silence`."""
+    ends = ((server.partition("%")[0], int(server_port)), (client.partition("%")[0], int(client_port)))
     for local, remote, inode, count in _unacknowledged(os.getpid()):
-        if ports == tuple(int(end.partition(":")[2], 16) for end in (local, remote)):
-            addresses = tuple(address_in(end.partition(":")[0]) for end in (local, remote))
-            if addresses == (server.partition("%")[0], client.partition("%")[0]):
-                yield inode, count, client
+        pairs = (end.partition(":") for end in (local, remote))
+        if ends == tuple((address_in(address), int(port, 16)) for address, _, port in pairs):
+            yield inode, count, client
 
 
 def _unacknowledged(pid: int) -> Iterator[tuple[str, str, str, int]]:
@@ -355,16 +340,11 @@ def _kill_descendants(leader: int, seconds: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-class _Report:
+def _report(token: str, text: str) -> None:
     """Writes a line for the launcher, in one piece, to the standard error that the part shares."""
-
-    def __init__(self, token: str):
-        self._token = token
-
-    def __call__(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone
-            if self._token:
-                os.write(sys.stderr.fileno(), f"{self._token} {text}\n".encode())
+    with contextlib.suppress(OSError):  # the launcher is gone
+        if token:
+            os.write(sys.stderr.fileno(), f"{token} {text}\n".encode())
 
 
 if __name__ == "__main__":

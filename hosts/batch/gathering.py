@@ -30,10 +30,11 @@ from typing import Callable
 from base.errors import RUN_AGAIN, InputError, one_line
 from base.launchers import is_number
 from base.sealed import AT_ONCE, LONGEST, TOKEN_BYTES, Seal
+from hosts.launching.signals import STOPPED
 
 SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
 STRANGERS = 256  # connections that have not joined
-ORDERLY = (0, RUN_AGAIN, 130, 143)  # exit codes of ranks that have saved or are complete
+ORDERLY = (0, RUN_AGAIN, *STOPPED)  # exit codes of ranks that have saved or are complete
 TOGETHER = 90.0  # seconds for the other pods' processes to end when the first has ended in order
 SERVERS = 30.0  # seconds for servers and the scheduler to end after the last rank
 UNRELEASED = 5.0  # the same where ranks were stopped: those that had not joined do not release them
@@ -229,20 +230,17 @@ class Coordinator(threading.Thread):
     def _hear(self, who: tuple[str, int], stream: Stream) -> None:
         lines = stream.receive()
         if lines is None:
-            self._lose(who, stream)
+            self._drop(stream)
+            if self._members.get(who) is stream:
+                del self._members[who]
+            if self._begun and who not in self._ended:
+                self._end(Verdict(1, f"{_name(who)} has been lost"))
             return
         for words in lines:
             if words == ["leaving"]:
                 self._send("leave", only=WORKER)
             elif len(words) == 2 and words[0] == "ended" and is_number(words[1]):
                 self._note_end(who, int(words[1]))
-
-    def _lose(self, who: tuple[str, int], stream: Stream) -> None:
-        self._drop(stream)
-        if self._members.get(who) is stream:
-            del self._members[who]
-        if self._begun and who not in self._ended:
-            self._end(Verdict(1, f"{_name(who)} has been lost"))
 
     def _note_end(self, who: tuple[str, int], code: int) -> None:
         first = not self._ended
@@ -273,17 +271,11 @@ class Coordinator(threading.Thread):
             names = ", ".join(map(_name, missing))
             self._end(Verdict(1, f"these pods have not come within {self._patience:g} s: {names}"))
         elif self._ended:
-            self._judge_laggards()
-
-    def _judge_laggards(self) -> None:
-        """Ends the run in which some pods' processes have ended and others go on. Servers that only wait are
-        no reason for another exit code."""
-        late = sorted(who for who in self._shape.members() - set(self._ended) if who[0] == WORKER)
-        if not late:
-            self._end(self._orderly_end())
-        else:
+            # Servers that only wait are no reason for another exit code.
+            late = sorted(who for who in self._shape.members() - set(self._ended) if who[0] == WORKER)
             names = ", ".join(map(_name, late))
-            self._end(Verdict(1, f"these had not ended {TOGETHER:g} s after the first: {names}"))
+            why = f"these had not ended {TOGETHER:g} s after the first: {names}"
+            self._end(Verdict(1, why) if late else self._orderly_end())
 
     def _end(self, verdict: Verdict) -> None:
         if self._verdict is None:

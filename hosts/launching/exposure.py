@@ -11,9 +11,9 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from typing import Mapping, Sequence
+from typing import Sequence
 
-from base.launchers import is_number
+from base.launchers import number_in
 from hosts.launching.parts import Access, Part
 
 _SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
@@ -46,7 +46,7 @@ def listening_address(part: Part, access: Access) -> str:
     if "DMLC_PS_ROOT_URI" not in environment:
         return ""
     if part.role == "scheduler":
-        everywhere = _is_on(environment, "DMLC_USE_KUBERNETES")
+        everywhere = number_in(environment, "DMLC_USE_KUBERNETES") > 0
         return _EVERYWHERE if everywhere else environment["DMLC_PS_ROOT_URI"]
     interface = environment.get("DMLC_INTERFACE", "") if part.host in access.here else ""
     return environment.get("DMLC_NODE_HOST", "") or interface_address(interface)
@@ -70,8 +70,3 @@ def _is_public(address: str) -> bool:
     except ValueError:  # a name, in a dry run
         return False
     return known.is_global or known.is_unspecified
-
-
-def _is_on(environment: Mapping[str, str], name: str) -> bool:
-    value = environment.get(name, "0").strip()
-    return is_number(value) and int(value) > 0

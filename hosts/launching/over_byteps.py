@@ -7,8 +7,10 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Callable, Collection, Sequence
 
+from base.command_line import whole
 from base.errors import InputError
 from base.launchers import is_number
+from base.options import option
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
 from hosts.launching.parts import (
     DEFAULT_PORT,
@@ -16,7 +18,6 @@ from hosts.launching.parts import (
     Part,
     Rendezvous,
     Wiring,
-    check_workers,
     choose_num_servers,
     plan_parts,
 )
@@ -26,10 +27,20 @@ FEW_CORES = 4
 
 @dataclass(frozen=True)
 class Servers:
-    """Options that only BytePS has: the number of servers, and the scheduler's `HOST` or `HOST:PORT`."""
+    """Options that only BytePS has."""
 
-    number: int | None = None
-    scheduler: str | None = None
+    number: int | None = option(
+        "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
+        "servers that share their hosts with workers: each host's network then carries the same load)",
+        whole(0, 4096, "BytePS's largest networks have hundreds"),
+        metavar="N",
+        name="num_servers",
+    )
+    scheduler: str | None = option(
+        "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
+        f"machine, else {DEFAULT_PORT})",
+        metavar="HOST[:PORT]",
+    )
 
     def without(self, left_out: Collection[str], workers: int) -> Servers:
         """These options for a run that has lost hosts: the scheduler's may be one of those `left_out`, and a
@@ -52,14 +63,13 @@ def plan(
     """Lists the processes of a run, and the means of starting them.
 
     Args:
-        workers: host and slots of each worker (`read_host_lines`).
+        workers: host and slots of each worker, all with the same slots (`check_workers`).
         command: what each rank runs.
         say: shows a warning.
 
     Raises:
         InputError: hosts or options that do not go together, or a host without an address.
     """
-    check_workers(workers, wiring.hostfile)
     extra = dict(wiring.extra)
     forced = extra.get("BYTEPS_FORCE_DISTRIBUTED", os.environ.get("BYTEPS_FORCE_DISTRIBUTED", "0"))
     distributed = len(workers) > 1 or forced.strip() not in ("", "0")

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import uuid
 from dataclasses import dataclass
-from typing import Container, Sequence
+from typing import Sequence
 
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
@@ -45,7 +45,7 @@ from hosts.launching.parts import (
     python_of,
     words_of,
 )
-from hosts.mpirun import AS_ROOT, KEEPALIVE, options_of_mpirun, variables, version
+from hosts.mpirun import AS_ROOT, KEEPALIVE, settings_of_mpirun, variables, version
 from hosts.shell import this_machine
 
 SHARED_MEMORY = "/dev/shm"
@@ -95,9 +95,8 @@ def plan(
         words += ["-host", ",".join(f"{host}:{slots}" for host, slots in hosts)]
     words += ["--output", "rank:raw"] if mpirun.is_new else ["--tag-output"]
     without_gpus = machine is not None and not machine.gpus
-    lines = options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL, wiring.network)
-    for line in lines:
-        words += _without(wiring.extra, line)
+    for line in settings_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL):
+        words += line
     option, of, shell = _NEW if mpirun.is_new else _OLD
     words += [option, f"{of}_tmpdir_base", folders[0]]
     if os.path.isdir(SHARED_MEMORY):
@@ -108,16 +107,14 @@ def plan(
         words += [option, shell, shlex.join(wiring.ssh)]
         if mpirun.is_new:
             words += [word for name, value in _ON_HOSTS.items() for word in (option, name, value)]
-        words += ["-x", f"{RUN_HOSTS}={announced_hosts(hosts)}"]
-        set_already = {
-            "PATH",
-            "LD_LIBRARY_PATH",
-            *variables(hosts, wiring.interface, wiring.network),
-            *wiring.extra,
-        }
-        named = {name for name in (*os.environ, "PYTHONUNBUFFERED") if PASSED_ON.fullmatch(name)}
-        words += [word for name in sorted(named - set_already) for word in ("-x", name)]
-    words += [word for name in wiring.extra for word in ("-x", name)]
+    # Those of this process, those of hosts/mpirun.py, and those of --env: the last counts.
+    named = sorted(filter(PASSED_ON.fullmatch, {*os.environ, "PYTHONUNBUFFERED"})) if machine is None else []
+    ours = variables(hosts, wiring.interface, wiring.network)
+    exported = {**dict(zip(named, named)), **{each: f"{each}={value}" for each, value in ours.items()}}
+    exported.update(zip(wiring.extra, wiring.extra))
+    if machine is None:
+        exported[RUN_HOSTS] = f"{RUN_HOSTS}={announced_hosts(hosts)}"
+    words += [word for each in exported.values() for word in ("-x", each)]  # mpirun takes no name twice
     environment = {**(AS_ROOT if os.geteuid() == 0 else {}), "PYTHONUNBUFFERED": "1"}
     silence = SILENCE if machine is None else None
     ranks = tuple(name for name, slots in hosts for _ in range(slots))
@@ -143,14 +140,3 @@ def program(given: str, only_show: bool) -> Mpirun:
     if only_show:
         return Mpirun(tuple(words), PRRTE)
     raise InputError(f"--mpirun {given}: there is no program {words[0]} here; make setup installs Open MPI")
-
-
-def _without(replaced: Container[str], words: Sequence[str]) -> list[str]:
-    """Words of mpirun but for `-x NAME=VALUE` of variables that --env replaces: it takes no name twice."""
-    kept: list[str] = []
-    for word in words:
-        if kept[-1:] == ["-x"] and word.partition("=")[0] in replaced:
-            kept.pop()
-        else:
-            kept.append(word)
-    return kept

@@ -116,13 +116,13 @@ def check_workers(workers: Sequence[tuple[str, int]], hostfile: str) -> None:
 
     BytePS assumes it: a rank is worker * slots + local rank.
     """
-    counts = {slots for _, slots in workers}
-    if len(counts) > 1:
-        first, second = workers[0], next(worker for worker in workers if worker[1] != workers[0][1])
-        raise InputError(
-            f"--hostfile {hostfile}: {first[0]} has {first[1]} slots and {second[0]} has {second[1]}; "
-            "BytePS needs the same number on every line"
-        )
+    first, slots = workers[0]
+    for host, others in workers:
+        if others != slots:
+            raise InputError(
+                f"--hostfile {hostfile}: {first} has {slots} slots and {host} has {others}; BytePS needs the "
+                "same number on every line"
+            )
 
 
 def choose_num_servers(given: int | None, workers: Sequence[tuple[str, int]], distributed: bool) -> int:

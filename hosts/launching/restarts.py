@@ -16,32 +16,35 @@ import shutil
 import signal
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from base import notify
+from base.command_line import not_empty, whole
+from base.command_line import seconds as limited
 from base.errors import RUN_AGAIN
 from base.failures import DISK, FAILED, FOLDER, MAY_PASS, Note, read
 from base.files import replacing
+from base.options import flag, option
 from hosts.addresses import is_here
+from hosts.launching.parts import MPIRUN
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
-from hosts.launching.signals import Signals
+from hosts.launching.signals import STOPPED, Signals, code_of
 from hosts.reach import Fault, Question, check, faults_of
 
+RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
 RECORDS = "restarts.jsonl"
 NOTES = "failures"  # the ranks' notes, a folder in --ckpt_dir for as long as a start lasts
 COMPLETE = 0
 BAD_INPUT = 2  # an option, a file: the same again with another start
-STOPPED = (130, 143)  # 128 + SIGINT, 128 + SIGTERM: saved, because somebody wanted the end
 # RUN_AGAIN, 75: saved in good order, to be run again. All others are failures: 1 by the rank's own account
 # (its note says of which kind), 128 + N killed by signal N (137: SIGKILL, as where memory ends; 139: a
 # segmentation fault; 147: it was stopped, and killed for that).
 LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
-_LONGEST_LINE = 1 << 16  # bytes of a record
 _ROOM = 1 << 16  # bytes, far less than a checkpoint
 
 Wish = Callable[[], bool]
@@ -50,17 +53,55 @@ Start = Callable[[Sequence["tuple[str, int]"], bool, Wish], Outcome]
 
 @dataclass(frozen=True)
 class Policy:
-    """Options of restarts. `backoff`: seconds before the first one, doubled for each that follows without
-    progress. `again`: start again after 75. `rejoin`: seconds between two questions to a host left out.
-    `patience`: seconds to wait for hosts where too few are left. `notify`: the user's command."""
+    """Options of restarts. `min_hosts`: 0 for all of the host file."""
 
-    max_restarts: int
-    min_hosts: int
-    backoff: float
-    again: bool
-    rejoin: float
-    patience: float
-    notify: str | None = None
+    max_restarts: int = option(
+        f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
+        "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
+        "be replaced",
+        whole(0, 1000, "more would hide a defect"),
+        metavar="N",
+        default=RESTARTS,
+        unset=True,
+    )
+    min_hosts: int = option(
+        "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
+        "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper",
+        whole(1, 100_000, "no cluster is so large"),
+        metavar="K",
+        default=0,
+    )
+    backoff: float = option(
+        "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
+        "300 s. Rule of thumb: what a batch system takes to give a host back",
+        limited,
+        metavar="SECONDS",
+        default=5.0,
+    )
+    again: bool = flag(
+        "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
+    )
+    rejoin: float = option(
+        "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly",
+        limited,
+        metavar="SECONDS",
+        default=60.0,
+        name="rejoin_interval",
+    )
+    patience: float = option(
+        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
+        "reboot",
+        limited,
+        metavar="SECONDS",
+        default=600.0,
+        name="host_patience",
+    )
+    notify: str | None = option(
+        "a command that a shell runs here at each restart, at the run's failure and at its end, with "
+        "RUN_EVENT, RUN_MESSAGE and RUN_CODE in its environment; nobody waits for it",
+        not_empty,
+        metavar="COMMAND",
+    )
 
 
 class Stopped(Exception):
@@ -68,7 +109,7 @@ class Stopped(Exception):
 
     def __init__(self, number: signal.Signals):
         super().__init__(f"stopped by {number.name}")
-        self.code = 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self.code = code_of(number)
 
 
 class Budget:
@@ -144,9 +185,10 @@ def noted(failure: Failure, notes: Mapping[int, Note], lines: Sequence[tuple[str
 
     `lines`: host and slots in the order of the ranks.
     """
-    note = next(iter(notes.values()), None) if failure.rank is None else notes.get(failure.rank)
-    if note is None or failure.is_server:
+    of_part = [each for each in notes.values() if failure.part in (MPIRUN, f"rank {each.rank}")]
+    if not of_part:
         return failure
+    note = of_part[0]
     ranks = [host for host, slots in lines for _ in range(slots)]
     known = note.missing is not None and note.missing < len(ranks)
     host = ranks[note.missing or 0] if known else failure.host
@@ -170,45 +212,34 @@ class Recall:
     a checkpoint has just been saved."""
 
     def __init__(self, roster: Roster, question: Question, ckpt_dir: str, interval: float):
-        self._roster, self._question, self._ckpt_dir, self._interval = roster, question, ckpt_dir, interval
-        self._thread = ThreadPoolExecutor(1)  # asks: hosts may take long to answer
-        self._closed = threading.Event()
-        self._asked: frozenset[str] = frozenset()
-        self._faults: Future[Mapping[str, Fault]] | None = None
-        self.answered: frozenset[str] = frozenset()  # hosts that can be taken back
+        self._question, self._ckpt_dir, self._left_out = question, ckpt_dir, dict(roster.left_out)
+        # A host that has been left out several times is asked more and more seldom.
+        self._pause = interval * 2.0 ** min(min(self._left_out.values(), default=1) - 1, 6)
         self.begun = look(ckpt_dir)
-        self._next = time.monotonic() + self._pause()
+        self.answered: frozenset[str] = frozenset()  # hosts that can be taken back
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._ask)  # hosts may take long to answer
+        if self._left_out and roster.is_short():
+            self._thread.start()
 
     def __call__(self) -> bool:
-        if not (self._roster.is_short() and self._roster.left_out):
-            return False
-        if self._faults is not None:
-            if not self._faults.done():
-                return False
-            self.answered = self._asked - set(self._faults.result())
-            self._faults = None
-            self._next = time.monotonic() + self._pause()
-        if self.answered:
-            return look(self._ckpt_dir).is_later_than(self.begun)
-        if time.monotonic() >= self._next:
-            self._asked = frozenset(self._roster.left_out)
-            self._faults = self._thread.submit(
-                faults_of, self._asked, self._question, self._wait, lambda line: None
-            )
-        return False
+        return bool(self.answered) and look(self._ckpt_dir).is_later_than(self.begun)
 
     def close(self) -> None:
         """Ends a question that has no answer yet."""
         self._closed.set()
-        self._thread.shutdown()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _ask(self) -> None:
+        while not self.answered and not self._closed.wait(self._pause):
+            with contextlib.suppress(OSError):  # no process for it, or nobody waits for the answers any more
+                faults = faults_of(self._left_out, self._question, self._wait, lambda line: None)
+                self.answered = frozenset(self._left_out) - set(faults)
 
     def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):
-            raise InterruptedError("nobody waits for the answers any more")
-
-    def _pause(self) -> float:
-        # A host that has been left out several times is asked more and more seldom.
-        return self._interval * 2.0 ** min(min(self._roster.left_out.values(), default=1) - 1, 6)
+            raise InterruptedError
 
 
 class Restarts:
@@ -230,6 +261,7 @@ class Restarts:
             question: for hosts that are not this machine.
         """
         self._policy, self._roster, self._ckpt_dir, self._question = policy, roster, ckpt_dir, question
+        self._min_hosts = policy.min_hosts or roster.wanted
         self._wait, self._say = partial(wait, signals), say
         self._budget = Budget(policy, look(ckpt_dir))
         self._number = 0
@@ -335,7 +367,7 @@ class Restarts:
     def _fewest(self) -> int:
         """Number of hosts that a start needs. The first checkpoint notes how many processes a run began with;
         before it, one with fewer would take other steps."""
-        return self._policy.min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
+        return self._min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
 
     def _report(self, facts: Mapping[str, Any], saved: Saved, wait: float, text: str) -> None:
         """Shows the line of a restart."""
@@ -371,7 +403,7 @@ class Restarts:
             if len(hosts) < fewest:
                 if time.monotonic() >= end:
                     left = ", ".join(sorted(self._roster.left_out))
-                    why = "" if fewest == self._policy.min_hosts else " before the first checkpoint"
+                    why = "" if fewest == self._min_hosts else " before the first checkpoint"
                     self._say(f"{len(hosts)} hosts are left, the run needs {fewest}{why}; left out: {left}")
                     return False
                 self._roster.take_back(set(self._roster.left_out) - set(self._faults(self._roster.left_out)))
@@ -404,26 +436,13 @@ def wait(signals: Signals, seconds: float) -> None:
 
 
 def append(path: str, record: Mapping[str, Any]) -> None:
-    """Appends a line of JSON to a file and syncs it. Half a line, which a killed launcher has left, goes.
+    """Appends a line of JSON to a file that has few. Half a line, if something has cut one off, goes.
 
     Raises:
         OSError: the disk is full, for example; the file is as it was.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        end = os.pread(descriptor, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
-        size -= len(end) - (end.rfind(b"\n") + 1)
-        os.ftruncate(descriptor, size)
-        try:
-            while line:
-                line = line[os.write(descriptor, line) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
+    there = Path(path).read_bytes() if os.path.isfile(path) else b""
+    with replacing(path) as file:
+        file.write(there[: there.rfind(b"\n") + 1])
+        file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")

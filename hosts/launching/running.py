@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Container, Sequence
 
+from base.command_line import seconds as limited
 from base.failures import FAILED
+from base.options import option
 from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.output import Lines, Output, harmless
 from hosts.launching.parts import MPIRUN, RANK, Access, Part
-from hosts.launching.signals import FORWARDED, Signals
+from hosts.launching.signals import FORWARDED, STOPPED, Signals, code_of
 from hosts.reach import explained
 
-ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
-# Exit codes of a rank that has obeyed (training/train.py): 130 after SIGINT, else 143.
-OBEYED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 REPEAT = 3.0  # seconds between the signals to mpirun: one that comes before it has ranks gets lost
 GIVE_UP_AFTER = 5.0  # seconds from there until supervisors and ssh clients are killed themselves
 CONNECTING = 4  # sshd by default refuses some of more than 10 connections that are not yet logged in
@@ -50,17 +49,6 @@ class Failure:
     words: str
     own_end: bool
     kind: str = FAILED
-
-    @property
-    def rank(self) -> int | None:
-        """Its rank, if it is one."""
-        role, _, number = self.part.partition(" ")
-        return int(number) if role == "rank" else None
-
-    @property
-    def is_server(self) -> bool:
-        """Whether it is a server or the scheduler, which no rank's note is about."""
-        return self.rank is None and self.part != MPIRUN
 
 
 @dataclass(frozen=True)
@@ -242,15 +230,28 @@ class RunningPart:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds.
+    """Time limits of a run."""
 
-    `grace`: for ranks to end after a signal. `servers`: for servers to end after the last rank. `stopped`:
-    for a part to stay stopped (state T) until it counts as dead.
-    """
-
-    grace: float = 60.0
-    servers: float = 30.0
-    stopped: float = 60.0
+    grace: float = option(
+        "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint",
+        limited,
+        metavar="SECONDS",
+        default=60.0,
+    )
+    servers: float = option(
+        "how long servers may take to end after the last rank",
+        limited,
+        metavar="SECONDS",
+        default=30.0,
+        name="server_timeout",
+    )
+    stopped: float = option(
+        "a part stopped by SIGSTOP for so long counts as dead",
+        limited,
+        metavar="SECONDS",
+        default=60.0,
+        name="stopped_timeout",
+    )
 
 
 class Run:
@@ -364,9 +365,9 @@ class Run:
             return
         code, order = one.exit_code, None
         if self._stop_signal is not None and one.part.trains:
-            order = ORDERS[one.part.order(FORWARDED[self._stop_signal])]
+            order = signal.Signals[f"SIG{one.part.order(FORWARDED[self._stop_signal])}"]
         killed = one.report[0] == "signal"  # that it had no handler for
-        if order is not None and code in OBEYED and not killed:
+        if order is not None and code in STOPPED and not killed:
             self._obeyed = True
         elif order is not None and code == 128 + order and (killed or one.part.role == MPIRUN):
             # It was not listening yet. The others may wait for it for ever.
@@ -477,8 +478,7 @@ class Run:
         if self._stop_signal is None:
             return Outcome(0)
         number = self._stop_signal
-        code = 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        code = code if self._obeyed else 128 + number if self._phase == "killed" else 0
+        code = code_of(number) if self._obeyed else 128 + number if self._phase == "killed" else 0
         if self._recalled:
             return Outcome(code, recalled=True)
         self._say(f"stopped by {number.name}" if code else f"{number.name} came after the ranks' last step")

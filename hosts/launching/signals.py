@@ -7,15 +7,23 @@ import os
 import select
 import signal
 import time
+from typing import TypeVar
 
 FORWARDED = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGUSR1: "USR1", signal.SIGHUP: "TERM"}
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes: saved, because somebody wanted the end
+S = TypeVar("S", bound="Signals")
+
+
+def code_of(number: signal.Signals) -> int:
+    """Exit code of ranks that one of FORWARDED has stopped (training/train.py), and of their launcher."""
+    return 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
 
 class Signals:
     """A file descriptor that becomes readable when a signal arrives. Use it as a context manager, once in a
     process: from then on none of FORWARDED ends the process by itself."""
 
-    def __enter__(self) -> Signals:
+    def __enter__(self: S) -> S:
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
