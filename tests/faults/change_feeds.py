@@ -26,6 +26,7 @@ from data.store.tokens import TokenStore
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, load_vocab
 from tests.data.token_stores import build_store
+from tests.faults.taken import Step, uncounted, unlike_steps
 
 SIZES = (1, 2, 3, 4)
 LETTERS = "abcdefghijklmnop"
@@ -36,15 +37,11 @@ Taken = tuple
 
 
 class Outcome(NamedTuple):
-    """A run with kills: the ranks of each of its lives, steps in all and those done twice, samples of an
-    epoch, epochs completed, and what was wrong."""
+    """A run with kills: the ranks of each of its lives, steps done twice, epochs completed, and what was
+    wrong."""
 
-    kind: str
     sizes: tuple[int, ...]
-    micro_batches: int
-    steps: int
     repeated: int
-    samples: int
     epochs: int
     errors: tuple[str, ...]
 
@@ -81,21 +78,13 @@ def pretraining(work: Path, seed: int, kills: int = 10, damage: Position = int) 
     def feed(rank: int, size: int) -> PretrainingBatches:
         return PretrainingBatches(source, batching, seed, Share(rank, size, micro_batches))  # type: ignore[arg-type]
 
-    lives = _lives(rng, kills)
-    taken, repeated = _live(lives, feed, rng, damage)
-    errors = list(_unlike(taken, _undisturbed(feed, len(taken))))
-    counts = Counter(sample for step in taken for samples, _ in step for sample in samples)
-    total = len(source.lengths(seed, 0))
-    last = max(epoch for epoch, _ in counts)
-    for epoch in range(last):
-        here = [counts[epoch, index] for index in range(len(source.lengths(seed, epoch)))]
-        if set(here) != {1}:
-            errors.append(f"epoch {epoch}: samples come {min(here)} to {max(here)} times")
-    if max(counts.values()) > 1:
-        errors.append("a sample of the last epoch comes twice")
-    return Outcome(
-        "pretraining", lives, micro_batches, len(taken), repeated, total, last, tuple(dict.fromkeys(errors))
-    )
+    sizes = lives(rng, kills)
+    taken, repeated = _live(sizes, feed, rng, damage)
+    steps, expected = _numbered(taken), _numbered(_undisturbed(feed, len(taken)))
+    last = max(epoch for step in steps.values() for batch in step.samples for epoch, _ in batch)
+    epochs = {epoch: len(source.lengths(seed, epoch)) for epoch in range(last + 1)}
+    errors = (*unlike_steps(steps, expected), *uncounted(steps, epochs))
+    return Outcome(sizes, repeated, last, errors)
 
 
 def finetuning(seed: int, kills: int = 10, damage: Position = int) -> Outcome:
@@ -116,8 +105,8 @@ def finetuning(seed: int, kills: int = 10, damage: Position = int) -> Outcome:
     def end_of_epoch(steps: int) -> int:
         return order(0, 1).num_steps(-(-steps * size // len(lengths)))
 
-    lives = _lives(rng, kills)
-    taken, repeated = _live(lives, feed, rng, damage, end_of_epoch)
+    sizes = lives(rng, kills)
+    taken, repeated = _live(sizes, feed, rng, damage, end_of_epoch)
     found, expected = (
         [sorted(example for examples, _ in step for example in examples) for step in steps]
         for steps in (taken, _undisturbed(feed, len(taken)))
@@ -134,14 +123,12 @@ def finetuning(seed: int, kills: int = 10, damage: Position = int) -> Outcome:
     more = sorted(counts[index] - epochs for index in range(len(lengths)))
     if more != [0] * (len(lengths) - filled) + [1] * filled:
         errors.append(f"in {epochs} epochs examples come {epochs + more[0]} to {epochs + more[-1]} times")
-    return Outcome(
-        "fine-tuning", lives, 4 * accumulate, len(taken), repeated, len(lengths), epochs, tuple(errors)
-    )
+    return Outcome(sizes, repeated, epochs, tuple(errors))
 
 
-def _lives(rng: random.Random, kills: int) -> tuple[int, ...]:
-    """Numbers of ranks, each another than the one before."""
-    sizes = [rng.choice(SIZES)]
+def lives(rng: random.Random, kills: int, first: Sequence[int] = SIZES) -> tuple[int, ...]:
+    """Numbers of ranks, each another than the one before; the first is one of `first`."""
+    sizes = [rng.choice(first)]
     while len(sizes) <= kills:
         sizes.append(rng.choice([size for size in SIZES if size != sizes[-1]]))
     return tuple(sizes)
@@ -198,12 +185,12 @@ def _undisturbed(feed: Callable[[int, int], Any], count: int) -> list[list[Taken
     return [[next(made) for _ in range(batches.micro_batches)] for _ in range(count)]
 
 
-def _unlike(steps: Sequence[list[Taken]], expected: Sequence[list[Taken]]) -> Iterator[str]:
-    for number, (found, wanted) in enumerate(zip(steps, expected)):
-        if [samples for samples, _ in found] != [samples for samples, _ in wanted]:
-            yield f"step {number} has other samples"
-        elif found != wanted:
-            yield f"step {number} has other masks"
+def _numbered(taken: Sequence[list[Taken]]) -> dict[int, Step]:
+    """Steps by number, from 0, with what an undisturbed run must have alike."""
+    return {
+        number: Step(0, tuple(samples for samples, _ in step), tuple(digest for _, digest in step), ())
+        for number, step in enumerate(taken)
+    }
 
 
 def _text_source(work: Path, rng: random.Random) -> TextSource:

@@ -27,7 +27,6 @@ from tests.faults.jobs import (
 from tests.faults.taken import patch, steps_in, uncounted, unlike_metrics, unlike_steps
 
 KILLS = 10
-RANKS = (1, 2, 3, 4)
 MICRO_BATCHES = (4, 6)  # of a step: 3 ranks, or 4, cannot divide them evenly
 STEPS = 60
 ROUNDING = 1e-5  # relative, of losses and norms of gradients; measured: 2e-7
@@ -55,7 +54,8 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     directory = setting.folder("run")
     (directory / "taken").mkdir()
     draw = random.Random(int(parts["seed"]))
-    sizes = lives(draw, kills, micro_batches)
+    dividing = [size for size in change_feeds.SIZES if micro_batches % size == 0]
+    sizes = change_feeds.lives(draw, kills, dividing)
     job = Job(setting, micro_batches // sizes[0], patch(directory / "taken"))
     words = job.words(directory, **options(setting))
     for left, size in zip(range(kills, 0, -1), sizes):
@@ -69,14 +69,6 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     with job.start(words, sizes[-1]) as run:
         run.wait().check()
     return Tally.of("; ".join(list(wrong(directory, expected))[:3]))
-
-
-def lives(draw: random.Random, kills: int, micro_batches: int) -> list[int]:
-    """Numbers of ranks, each another than the one before; the first one divides the micro-batches."""
-    sizes = [draw.choice([size for size in RANKS if micro_batches % size == 0])]
-    while len(sizes) <= kills:
-        sizes.append(draw.choice([size for size in RANKS if size != sizes[-1]]))
-    return sizes
 
 
 def undisturbed(setting: Setting, micro_batches: int) -> Path:

@@ -4,7 +4,6 @@ has done so far, and whose process is whose."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -12,8 +11,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
+from base.json_files import read_json_lines
 from data.embedded import build
 from tests.faults.figure import Setting
 from tests.processes import LIMIT, OF_TIME, ROOT, Run, environ_of, start_ranks, until, words_of
@@ -178,23 +178,22 @@ def differences(directory: Path, expected: Path) -> str:
 def rescued_steps(directory: Path) -> set[int]:
     """Steps that were saved because the run failed then, as far as their manifests or the launcher's records
     are still there."""
-    found = {
-        step for step in list_steps(str(directory)) if read_manifest(str(directory), step).get("rescued")
-    }
-    with contextlib.suppress(FileNotFoundError):
-        for line in (directory / "restarts.jsonl").read_text("utf-8").splitlines():
-            found.add(json.loads(line)["step"])
-    return found
+    steps = list_steps(str(directory))
+    found = {step for step in steps if read_manifest(str(directory), step).get("rescued")}
+    return found | {each["step"] for each in json_lines(directory / "restarts.jsonl")}
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without times and speeds; without one that is being written."""
-    found: list[Mapping[str, Any]] = []
+    lines = json_lines(directory / "metrics.jsonl")
+    return [{name: each[name] for name in each if name not in OF_TIME} for each in lines]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one on each line; none if there is no file."""
     with contextlib.suppress(FileNotFoundError):
-        for line in (directory / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return [{name: each[name] for name in each if name not in OF_TIME} for each in found]
+        return read_json_lines(str(path))
+    return []
 
 
 def last_step(directory: Path) -> int:

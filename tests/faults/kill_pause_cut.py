@@ -141,7 +141,7 @@ def start(case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
         data=corpus(case.setting) / "corpus" / "train-*.txt",
         num_steps="100000,1",
         batch_size="32,2",
-        comm_timeout=5 if case.setting.calm else 30,  # on a busy machine two ranks do not join in 5 s
+        comm_timeout=5 if case.setting.calm else 20,  # on a busy machine two ranks do not join in 5 s
         log_interval=2,
         ckpt_interval=10,
         keep_checkpoints=2,

@@ -1,8 +1,8 @@
-"""Both stages in one launch on two real ranks, over Horovod and over BytePS; killed at the boundary."""
+"""Both stages in one launch on two real ranks, over Horovod and over BytePS; killed at the boundary
+(all moments of one process: tests/training/test_stages.py)."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,20 +15,13 @@ import pytest
 
 from tests.embedded import built_once
 from tests.faults.figure import Setting
-from tests.faults.jobs import Job, differences, metrics
+from tests.faults.jobs import Job, differences, json_lines, metrics
 from tests.processes import LIMIT, ROOT, Run, RunResult, environ_of, start_command, until
 from training.checkpoint import list_steps, read_manifest
 
 FIRST, SECOND = 6, 6  # steps of the stages
 END = FIRST + SECOND
 CHANGES = {"num_steps": f"{FIRST},{SECOND}", "ckpt_interval": 3}
-
-
-def has_line(directory: Path, stage: int, figure: str) -> bool:
-    """Whether the metrics have a figure of stage 1's last step, seen by a stage."""
-    return any(
-        (each["step"], each["stage"]) == (FIRST, stage) and figure in each for each in metrics(directory)
-    )
 
 
 def launched(job: Job, directory: Path, hosts: str, backend: str) -> Run:
@@ -54,7 +47,7 @@ def kill_rank_1(run: Run, job: Job, moment: Callable[[], bool], **variables: obj
 def check_restart(result: RunResult, directory: Path, step: int) -> None:
     """One restart was made and noted; it went on after `step`, or a later checkpoint that a busy machine made
     before the kill; no half file was left."""
-    (record,) = map(json.loads, (directory / "restarts.jsonl").read_text("utf-8").splitlines())
+    (record,) = json_lines(directory / "restarts.jsonl")
     step = max(step, record["step"])
     assert (record["failed"], record["code"], record["step"]) == ("rank 1", 137, step), record
     assert record["hosts"] == ["localhost"] and record["reason"] == "failure" and record["lost_s"] < LIMIT
@@ -104,22 +97,15 @@ def test_two_stages_on_two_ranks(whole):
     assert all(math.isfinite(each["mlm_loss"]) for each in lines if "lr" in each)
 
 
-def test_killed_at_the_boundary_and_resumed(horovod, whole, tmp_path):
-    """All processes, when stage 2 is evaluated before its first step."""
-    words = horovod.words(tmp_path, **CHANGES)
-    with horovod.start(words, launcher="mpirun") as run:
-        run.kill_when(lambda: has_line(tmp_path, 2, "eval_mlm_loss"))
-    assert max(list_steps(str(tmp_path))) >= FIRST
-    with horovod.start(words, launcher="mpirun") as run:
-        run.wait().check()
-    assert differences(tmp_path, whole) == ""
-
-
 def test_a_rank_is_killed_and_the_launcher_starts_the_run_again(horovod, whole, tmp_path):
-    """At the boundary, on two Horovod processes: the end has the bits of the undisturbed run."""
+    """When stage 2 is evaluated before its first step, on two Horovod processes: the end has the bits of the
+    undisturbed run."""
+
+    def evaluated() -> bool:
+        return any(each["stage"] == 2 and "eval_mlm_loss" in each for each in metrics(tmp_path))
+
     with launched(horovod, tmp_path, "localhost slots=2\n", "hvd") as run:
-        saved = tmp_path / f"{FIRST:07d}.json"
-        kill_rank_1(run, horovod, saved.exists, OMPI_COMM_WORLD_RANK=1)
+        kill_rank_1(run, horovod, evaluated, OMPI_COMM_WORLD_RANK=1)
         result = run.wait().check()
     assert differences(tmp_path, whole) == ""
     check_restart(result, tmp_path, FIRST)
