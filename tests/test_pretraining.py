@@ -313,4 +313,5 @@ def test_left_out_hyperparameters_come_from_the_paper(corpus, tmp_path):
 def test_bad_input_under_mpirun_is_said_once(corpus, tmp_path):
     result = train(options(corpus, tmp_path / "new", data="nowhere/*.txt"), 2, "mpirun")
     assert result.returncode == 2
-    assert result.stderr.count("nowhere/*.txt") == 1, result.stderr
+    # On a busy machine mpirun may end rank 1 after it has said the same, under its own name.
+    assert result.stderr.count("error: --data: no file matches 'nowhere/*.txt'") == 1, result.stderr

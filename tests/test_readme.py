@@ -245,7 +245,7 @@ def test_the_commands_that_compare(command):
     if isinstance(options, MergeOptions):
         assert options.merge
     elif not isinstance(options, ProjectionOptions):
-        assert options.backends and (options.settings if "--emulate" in command.words else options.workers)
+        assert options.backends and (options.cells if "--comm_only" in command.words else options.settings)
 
 
 @each_of(*FINETUNING)

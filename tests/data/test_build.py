@@ -16,7 +16,7 @@ import pytest
 import base.files
 from base.errors import InputError
 from base.locks import locked
-from base.progress import SILENT, Silent
+from base.progress import SILENT, Progress
 from base.workers import WorkerCrash
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
 from data.store.columns import map_columns
@@ -117,7 +117,7 @@ def test_a_resumed_build_does_not_start_again(stopped):
     assert len(progress.notes) == 1 and "going on" in progress.notes[0]
 
 
-class Recorded(Silent):
+class Recorded(Progress):
     """A progress that keeps what it is told."""
 
     def __init__(self):

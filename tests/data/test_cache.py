@@ -88,12 +88,12 @@ def test_a_check_is_not_repeated_while_the_files_are_the_same(text, settings, tm
 
 RANK = """
 import sys
-from base.progress import Silent
+from base.progress import Progress
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.store.tokens import cached_store
 from data.tokenizing.vocab import load_vocab
 
-class Notes(Silent):
+class Notes(Progress):
     def begin(self, what, total): print(what)
 
 path, vocab, cache = sys.argv[1:]
