@@ -116,8 +116,8 @@ class ModelConfig:
     )
     recompute: bool = flag(
         "keep the results of layers only, and compute what their backward pass needs again there: the same "
-        "bits from a third of the activations' memory, for about a fifth of the time; for long sequences and "
-        "large batches"
+        "bits from less memory, for up to 30%% more time; for long sequences and large batches that do not "
+        "fit otherwise"
     )
     dropout: float = option(
         "of activations, below 1 (default: of --config_file, else 0.1, as BERT)",

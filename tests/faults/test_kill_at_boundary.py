@@ -98,7 +98,7 @@ def test_two_stages_on_two_ranks(whole):
 
 
 def test_a_rank_is_killed_and_the_launcher_starts_the_run_again(horovod, whole, tmp_path):
-    """When stage 2 is evaluated before its first step, on two Horovod processes: the end has the bits of the
+    """The evaluation of stage 2 before its first step, on two Horovod processes: the end has the bits of the
     undisturbed run."""
 
     def evaluated() -> bool:

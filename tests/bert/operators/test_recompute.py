@@ -1,4 +1,4 @@
-"""What layers need for their backward pass, kept or computed again: the same bits."""
+"""Layers that keep what their backward pass needs, and that compute it again: the same bits."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from tests.processes import run_command
 HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
 EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention", "split"]
-EVERYTHING += ["squares", "words", "every_operator"]
+EVERYTHING += ["squares", "recompute", "words", "every_operator"]
 PRODUCTS = ["attention", "decode_loss", "dense", "feed_forward", "packed", "packed_update", "self_attention"]
-PRODUCTS += ["split", "squares", "words"]
+PRODUCTS += ["split", "squares", "recompute", "words"]
 CPU = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 # Two functions stand in for the instructions that multiply bfloat16 (tile_words.h), and products see both.
 # Where the processor has the instructions, the rest has run with them.
