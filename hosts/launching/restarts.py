@@ -18,7 +18,6 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from base import notify
@@ -45,6 +44,7 @@ BAD_INPUT = 2  # an option, a file: the same again with another start
 # (its note says of which kind), 128 + N killed by signal N (137: SIGKILL, as where memory ends; 139: a
 # segmentation fault; 147: it was stopped, and killed for that).
 LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
+_LONGEST_LINE = 1 << 16  # bytes of a record
 _ROOM = 1 << 16  # bytes, far less than a checkpoint
 
 Wish = Callable[[], bool]
@@ -436,13 +436,26 @@ def wait(signals: Signals, seconds: float) -> None:
 
 
 def append(path: str, record: Mapping[str, Any]) -> None:
-    """Appends a line of JSON to a file that has few. Half a line, if something has cut one off, goes.
+    """Appends a line of JSON to a file and syncs it. Half a line, which a killed launcher has left, goes.
 
     Raises:
         OSError: the disk is full, for example; the file is as it was.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    there = Path(path).read_bytes() if os.path.isfile(path) else b""
-    with replacing(path) as file:
-        file.write(there[: there.rfind(b"\n") + 1])
-        file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        end = os.pread(descriptor, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
+        size -= len(end) - (end.rfind(b"\n") + 1)
+        os.ftruncate(descriptor, size)
+        try:
+            while line:
+                line = line[os.write(descriptor, line) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)

@@ -61,6 +61,14 @@ def config_file(**changes: Any) -> None:
     Path("bert_config.json").write_text(json.dumps({**content, **changes}), encoding="utf-8")
 
 
+def words_of(config: dict[str, Any] | None, arguments: str) -> list[str]:
+    """Options, and --config_file where the model is to be from one, which is written."""
+    if config is None:
+        return arguments.split()
+    config_file(**config)
+    return [*arguments.split(), *FILE]
+
+
 def refused(*arguments: str, **more: Any) -> str:
     before = sorted(Path().rglob("*"))
     with pytest.raises(InputError) as caught:
@@ -122,11 +130,7 @@ PREDICTIONS = "--max_predictions_per_seq"
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(config, arguments, settings, beginning, more):
-    words = arguments.split()
-    if config is not None:
-        config_file(**config)
-        words += FILE
-    message = refused(*words, **settings)
+    message = refused(*words_of(config, arguments), **settings)
     assert message.startswith(beginning) and more in message
 
 
@@ -159,11 +163,7 @@ def test_what_does_not_fit_is_one_line(config, arguments, settings, beginning, m
     ],
 )  # fmt: skip
 def test_what_fits(config, arguments, settings, length, rows):
-    words = arguments.split()
-    if config is not None:
-        config_file(**config)
-        words += FILE
-    found = check(*words, **settings)
+    found = check(*words_of(config, arguments), **settings)
     assert (found.max_seq_length, found.vocab_size) == (length, rows)
 
 
