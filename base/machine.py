@@ -122,12 +122,14 @@ def _flags(cpuinfo: Path) -> set[str]:
 
 
 def _commit(root: Path) -> str:
-    """Short hash, with "+" where files differ from it; "" outside a checkout."""
+    """Short hash, with "+" where files outside docs/ differ from it; "" outside a checkout."""
     git = ["git", "-C", str(root)]
     try:
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
         changes = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"],
+            capture_output=True,
+            text=True,
         )
     except OSError:
         return ""

@@ -27,10 +27,10 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, matching, whole
 from base.errors import InputError
 from base.launchers import HVD
-from hosts.launching.parts import MPIRUN_SIGKILL
 from hosts.mpirun import variables
 from hosts.plans import script_and_options, write_cluster_job
 
+SIGKILL_AFTER = "3"  # seconds; every failure takes twice as long there
 _BUCKET = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?"
 _place = matching(_BUCKET, "s3://BUCKET/FOLDER")
 _channel = matching(r"[A-Za-z0-9.\-_]{1,64}=" + _BUCKET, "NAME=s3://BUCKET/FOLDER")
@@ -126,7 +126,7 @@ def _call(args: argparse.Namespace, own: Sequence[str]) -> str:
         sagemaker_mpi_num_of_processes_per_host=str(args.slots),
         # The signal reaches the ranks first, and they leave together when they have saved.
         sagemaker_mpi_custom_mpi_options=" ".join(
-            ["--NCCL_DEBUG WARN", "-mca odls_base_sigkill_timeout", str(MPIRUN_SIGKILL), *mpi]
+            ["--NCCL_DEBUG WARN", "-mca odls_base_sigkill_timeout", SIGKILL_AFTER, *mpi]
         ),
     )
     seconds = args.max_hours * 3600

@@ -17,6 +17,9 @@ connected has acknowledged nothing for so long. They would wait 15 minutes, unti
 connection up: keepalive only works where nothing that was sent is on its way. mpirun starts its daemons
 without a line to the launcher: `--unattended`.
 
+With `--wake`, for Open MPI 4's mpirun and its daemons, a part gets signals when the ranks that it has started
+have ended: after a failure they sleep for a fixed time, one after the other, before they look at that.
+
 On another host the connection may be cut without an end, and its ssh server notices that after hours, if
 at all. So with `--line SECONDS` this program writes `alive` from time to time, looks in the kernel's table
 whether the ssh client's machine acknowledges it (SSH_CONNECTION says which connection it is), and takes the
@@ -47,6 +50,7 @@ from typing import Callable, Iterator, Sequence
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "USR2", "KILL")}
 CONTROL = 0  # the launcher's line
+LOOK_EVERY, WAKE_EVERY = 0.1, 0.01  # seconds between two looks at mpirun's ranks, and when they have ended
 ALIVE_EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
 
 
@@ -92,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--silence", type=float)
     parser.add_argument("--line", type=float)
     parser.add_argument("--unattended", action="store_true")
+    parser.add_argument("--wake", action="store_true")
     parser.add_argument("--folder", action="append", default=[], metavar="DIR")
     parser.add_argument("command", nargs="+")
     return parser
@@ -160,6 +165,8 @@ def _watch(
         silent, empty where it had to end.
     """
     interval = min(2.0, max(0.1, limits.stopped_timeout / 10), (limits.silence or math.inf) / 10)
+    interval = min(interval, LOOK_EVERY) if limits.wake else interval
+    had_ranks = has_ranks = False
     *control, wakeup = watched
     silence = None if limits.silence is None else Silence(partial(_repetitions, part.pid), limits.silence)
     # Empty under a remote shell that is not ssh; then a cut is not noticed.
@@ -171,9 +178,14 @@ def _watch(
     begun = ""
     while part.poll() is None:
         until_kill = interval if kill_at is None else max(0.0, kill_at - time.monotonic())
-        ready, _, _ = select.select([*control, wakeup], [], [], min(interval, until_kill))
+        pause = WAKE_EVERY if had_ranks and not has_ranks else interval
+        ready, _, _ = select.select([*control, wakeup], [], [], min(pause, until_kill))
         if part.poll() is not None:
             break
+        has_ranks = limits.wake and any(map(_is_rank, _children(part.pid)))
+        if had_ranks and not has_ranks:
+            os.kill(part.pid, signal.SIGCHLD)  # `sleep` then leaves out what is left of a second
+        had_ranks |= has_ranks
         orders = []
         if wakeup in ready and any(byte != signal.SIGCHLD for byte in os.read(wakeup, 512)):
             orders.append("END")
@@ -294,6 +306,13 @@ def _is_stopped(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] == "T"  # the name before may contain anything
     except (OSError, IndexError):
         return False
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether a child of mpirun or its daemon is a living rank, not the remote shell of a daemon."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return b"\0OMPI_COMM_WORLD_RANK=" in b"\0" + file.read()
+    return False
 
 
 def _children(pid: int) -> Iterator[int]:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 SAVING = 600.0  # seconds that they leave to it to save
+BEHIND = 0.5  # seconds that they end behind it, so that a launcher sees its end first
 _ADDRESS_BYTES = 4096
 _OPTION = "--comm_timeout"
 
@@ -197,7 +198,9 @@ class WatchedCommunicator(_WatchedCollectives):
             done = f"{type(error).__name__}: {error}"
         if kind == TOLD and isinstance(beat, Link):
             beat.outlive(SAVING)
-        time.sleep(max(0.0, patience(self.rank, kind) - (time.monotonic() - begun)))
+            time.sleep(BEHIND)
+        else:
+            time.sleep(max(0.0, patience(self.rank, kind) - (time.monotonic() - begun)))
         if kind == TOLD and (not byteps or self.local_rank):
             abort(1)  # rank 0 has said it where this rank's output goes, too; bpslaunch has several places
         if kind == STUCK:
@@ -295,7 +298,7 @@ def patience(rank: int, kind: str) -> float:
         return PATIENCE / 2 if kind == ENDED else 0.0
     if kind == TOLD:  # rank 0 is saying it
         return 2 * PATIENCE
-    return min(rank - 1, 1) * PATIENCE + (1.5 * PATIENCE if kind == ENDED else 0.0)
+    return min(rank - 1, 1) * PATIENCE + (PATIENCE / 2 if kind == ENDED else 0.0)
 
 
 def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str]) -> Hub | Link:

@@ -6,9 +6,11 @@
 --tag-output, --output rank:raw
     Whose line it is (hosts/launching/mpirun_output.py). Open MPI 5 would hold back what has no end yet, of
     all ranks together, and give it to one of them (5.0.7); "raw" prevents that.
--mca odls_base_sigkill_timeout 3
+-mca odls_base_sigkill_timeout 10
     hosts/mpirun.py has 30, for ranks that get mpirun's own SIGTERM. Here the launcher's SIGUSR1 reaches them
-    first, and they leave together when they have saved. (5: half a second, which cannot be set.)
+    first, and they leave together when they have saved; the seconds are for a rank that saves because
+    another has failed. hosts/supervise.py ends them when no rank is left. (5: half a second, which cannot be
+    set.)
 orte_tmpdir_base (5: prte_), btl_vader_backing_directory
     Folders of this run: ranks that are killed leave files in them, which go with the folders.
 orte_launch_agent (5: prte_)
@@ -126,7 +128,7 @@ def plan(
 def daemon(command: Sequence[str], folders: Sequence[str], mpirun: Mpirun) -> list[str]:
     """Words that start mpirun's daemon on another host; mpirun splits them at spaces."""
     python = shutil.which(python_of(command)) or sys.executable
-    words = [python, "-I", "-S", SUPERVISE, "--unattended", "--silence", f"{SILENCE:g}"]
+    words = [python, "-I", "-S", SUPERVISE, "--unattended", "--wake", "--silence", f"{SILENCE:g}"]
     words += ["--stopped_timeout", "inf"]  # ranks look for stopped ones
     return [*words, *(word for folder in folders for word in ("--folder", folder)), "--", mpirun.daemon]
 

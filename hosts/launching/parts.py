@@ -26,7 +26,7 @@ DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be 
 MPIRUN, RANK = "mpirun", "rank"
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the parts of a run that has failed
 RANK_KILL_AFTER = 20.0  # the same for ranks, one of which saves first
-MPIRUN_SIGKILL = 3  # seconds from a rank's failure to mpirun's SIGTERM to the others, and again to SIGKILL
+MPIRUN_SIGKILL = 10  # seconds from a rank's failure to mpirun's SIGTERM to the others, and again to SIGKILL
 MPIRUN_KILL_AFTER = 2 * MPIRUN_SIGKILL + 3.0
 SERVER = ("-c", "import byteps.server")  # or the scheduler: DMLC_ROLE decides
 # Variables that a run decides for its parts; values that are already set here are ignored.
@@ -238,6 +238,7 @@ class Access:
         supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision]
         supervise += [word for folder in part.folders for word in ("--folder", folder)]
         supervise += [] if part.silence is None else ["--silence", str(part.silence)]
+        supervise += ["--wake"] if part.role == MPIRUN else []
         supervise += [] if part.host in self.here else ["--line", str(LINE)]
         supervise += ["--grace", str(part.kill_after), "--", *part.command]
         if part.host in self.here:

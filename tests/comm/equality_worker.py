@@ -5,9 +5,10 @@
 It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<run>. and an ending: steps.json
 (what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
 (after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one
-rank's after the other's, and so the same global batch. SEED is that of the data. OMP_NUM_THREADS=1 is the
-caller's to set: sums in several threads are formed in another order. RANKS_DEVICE=gpu (bench/gpu.py) gives
-each rank the GPU of its place.
+rank's after the other's, and so the same global batch; it trains ROUNDED times more with gradients that are
+rounded at random, which shows how much rounding matters to these runs. SEED is that of the data.
+OMP_NUM_THREADS=1 is the caller's to set: sums in several threads are formed in another order.
+RANKS_DEVICE=gpu (bench/gpu.py) gives each rank the GPU of its place.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from bert.model import trainable
 from comm.base import Communicator
+from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tests.training.tiny import make_step, random_batch, tiny_network, weights
@@ -32,6 +34,7 @@ from training.step import TrainStep
 
 RANKS = 2
 RUNS = {"accumulate-1": 1, "accumulate-3": 3, "accumulate-1-again": 1}  # name: micro-batches of a rank
+ROUNDED = 4
 STEPS = 50
 OVERFLOW_STEP = 20
 DATA_REPEATS_AFTER = 5  # steps: the model learns these by heart, and the losses show every lost update
@@ -52,6 +55,24 @@ class World:
     seed: int = 0
 
 
+class Rounding(LocalCommunicator):
+    """Rounds gradients at random as much as another order of their sums may. Of n addends each counts as one
+    that is off by at most (n - 1) units of rounding (Higham, Accuracy and Stability, section 4.2); how large
+    the addends are, the number itself and the root of its array's mean square say."""
+
+    def __init__(self, addends: int, seed: int):
+        self._unit = (addends - 1) * 2.0**-24
+        self._rng = np.random.default_rng(seed)
+
+    def scaled_average(self, arrays: Sequence[Any]) -> float:
+        for array in arrays:
+            values = array.asnumpy().astype(np.float64)
+            if np.isfinite(values).all():
+                size = np.abs(values) + np.sqrt(np.mean(values**2))
+                array[:] = values + self._unit * size * self._rng.uniform(-1, 1, values.shape)
+        return super().scaled_average(arrays)
+
+
 def make_communicator(name: str) -> Communicator:
     if name == "horovod":
         from comm.horovod import HorovodCommunicator
@@ -62,8 +83,6 @@ def make_communicator(name: str) -> Communicator:
 
         return BytePSCommunicator(bucket_bytes=1 << 14)  # several buckets, as a large model has
     if name == "local":
-        from comm.local import LocalCommunicator
-
         return LocalCommunicator()
     raise ValueError(f"no communicator {name!r}: choose local, horovod or byteps")
 
@@ -122,6 +141,9 @@ def main(backend: str, directory: Path, world: World = World()) -> None:
     with mx.gpu(communicator.local_rank) if on_gpu else mx.cpu():
         for name, accumulate in RUNS.items():
             train(communicator, accumulate, directory / f"{communicator.rank}.{name}", world)
+            for seed in range(ROUNDED) if backend == "local" else ():
+                rounding = Rounding(accumulate * world.ranks, seed)
+                train(rounding, accumulate, directory / f"{seed}.{name}.rounded", world)
         communicator.close()
 
 

@@ -1,6 +1,6 @@
 """Measure how reliable runs are: thirteen figures, each tried as often as the time allows.
 
-    python -m tests.faults --minutes 240                           # all, to docs/reliability.md
+    python -m tests.faults --minutes 240 --anew                    # all, to docs/reliability.md
     python -m tests.faults --minutes 10 --figures 1,7 --backends byteps
     python -m tests.faults --figures 1 --backends byteps --case first=7,accumulate=3   # one case again
     python -m tests.faults --minutes 60 --damage                   # what each figure notices
@@ -23,10 +23,11 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
-from base.command_line import whole
+from base.errors import InputError
 from base.machine import describe
 from tests.faults.catalogue import PROGRAMS
 from tests.faults.figure import BACKENDS, Figure
@@ -39,42 +40,47 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     chosen = options.figures or [each.number for each in PROGRAMS if not each.by_hand]
     programs = [each for each in PROGRAMS if each.number in chosen]
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # ranks are as many as cores
+    facts = _facts(options)
+    page = Page() if options.output is None or options.anew else read(options.output.with_suffix(".json"))
+    try:
+        page.check(facts, options.output)
+    except InputError as error:
+        parser.error(str(error))
     clock = Clock(options.minutes)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, clock.stop)
     folder = Path(tempfile.mkdtemp(prefix="reliability-"))
     try:
-        plan = Plan(units_of(programs, options.backends), options.seed, folder, options.skip)
+        earlier = {(each.figure.number, each.figure.backend): each.figure for each in page.figures}
+        plan = Plan(units_of(programs, options.backends), options.seed, folder, earlier)
         if options.case:
             return _try_case(plan, options.case)
-        return _measure(plan, options, clock)
+        return _measure(plan, options, clock, partial(page.with_results, facts))
     finally:
         _end_processes()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measure(plan: Plan, options: argparse.Namespace, clock: Clock) -> int:
+def _measure(plan: Plan, options: argparse.Namespace, clock: Clock, page_with: Callable[..., Page]) -> int:
     figures: dict[tuple[str, str], Figure] = {}
     damages: list[Caught] = []
 
     def keep(figure: Figure) -> None:
         figures[figure.number, figure.backend] = figure
 
-    facts = _facts(options)
     with contextlib.suppress(SystemExit):
         if options.damage:
             try_damages(plan, clock, damages.append)
         else:
             measure(plan, clock, keep)
-    tried = Page().with_results(facts, figures.values(), damages)
-    print(shown(tried, PROGRAMS), flush=True)
+    print(shown(Page().with_results({}, figures.values(), damages), PROGRAMS), flush=True)
     if options.output is not None:
-        page = read(options.output.with_suffix(".json")).with_results(facts, figures.values(), damages)
-        write(page, PROGRAMS, options.output)
+        write(page_with(figures.values(), damages), PROGRAMS, options.output)
         print(f"\n{options.output}, {options.output.with_suffix('.json')}", flush=True)
     failed = any(each.tried and not each.holds for each in figures.values())
     if clock.stopped_by:
@@ -90,7 +96,7 @@ def _try_case(plan: Plan, case: str) -> int:
         with program.around(setting):
             tally = tally_of(program, setting, case)
         failed |= tally.held < tally.tried
-        result = "\n".join([f"{tally.held} of {tally.tried} held", *tally.failures])
+        result = "\n".join([f"{tally.held} of {tally.tried} held", tally.measured, *tally.failures])
         print(f"{program.number} {backend} {case}: {result}", flush=True)
     return int(failed)
 
@@ -127,16 +133,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backends", type=backends, default=tuple(BACKENDS), metavar="NAME", help=text)
     text = "of the order of cases and of all that is random in them (default 1)"
     parser.add_argument("--seed", type=int, default=1, metavar="S", help=text)
-    text = "leave out so many cases of each figure, which the same seed has tried before (default 0)"
-    parser.add_argument(
-        "--skip", type=whole(0, 10**6, "no figure has so many"), default=0, metavar="N", help=text
-    )
     text = "try this one case of --figures and --backends, and write no page"
     parser.add_argument("--case", default="", metavar="NAME", help=text)
     text = "break deliberately what each figure is about, and see whether it notices"
     parser.add_argument("--damage", action="store_true", help=text)
     text = "the page to write, with its JSON beside it (default docs/reliability.md)"
     parser.add_argument("--output", type=Path, default=PAGE, metavar="FILE", help=text)
+    text = "begin a new page (default: add to the one that is there, which must be of this commit and seed)"
+    parser.add_argument("--anew", action="store_true", help=text)
     text = "write no page"
     parser.add_argument("--no_output", dest="output", action="store_const", const=None, help=text)
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from tests.processes import ROOT, run_ranks
 
 WORKER = ROOT / "tests" / "comm" / "equality_worker.py"
 COMMUNICATORS = {"hvd_mpi": "horovod", "hvd_gloo": "horovod", "byteps": "byteps"}
-TOLERANCE = 1e-5  # relative: of losses and gradient norms in every step
-OF_PARAMETERS = 1e-4  # relative to a parameter's norm: LAMB divides rounding errors by their own size
+# How far a run may be from one process's, in times of what rounding at random does to that: of four runs the
+# largest difference until a step, or of a parameter. LAMB divides rounding errors by their own size, so that
+# it is 1e-7 with some seeds and 1e-5 with others.
+TIMES = 4.0
+LEAST = 2.0**-21  # relative: a few roundings of the loss itself
 # Key biases: their gradients are rounding and nothing else (tests/comm/test_equality.py).
 WITHOUT_EFFECT = "proj_key.bias"
 DAMAGED = """\
@@ -100,9 +103,12 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
 
     case = named(**parts)
     seen = launch(setting, COMMUNICATORS[setting.backend], setting.work / case, parts)
-    alone = launch(setting, "local", setting.shared / f"alone-{case}", parts)
+    folder = setting.shared / f"alone-{case}"
+    alone = launch(setting, "local", folder, parts)
     failures = [
-        f"{run}: {text}" for run, ranks in seen.items() for text in compared(ranks, alone[run][0], run)
+        f"{run}: {text}"
+        for run, ranks in seen.items()
+        for text in compared(ranks, alone[run][0], rounded(folder, run), run)
     ]
     for rank, (one, other) in enumerate(zip(seen["accumulate-1"], seen["accumulate-1-again"])):
         if not (same_steps(one, other) and same_bits(one.parameters, other.parameters)):
@@ -111,8 +117,15 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     return Tally(len(seen), len(seen) - wrong, tuple(failures))
 
 
-def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
-    """Differences between the ranks of a run, and to one process: texts."""
+def rounded(folder: Path, run: str) -> list[Seen]:
+    """One process's runs with gradients that are rounded at random."""
+    from tests.comm.equality_worker import ROUNDED
+
+    return [read(folder / f"{seed}.{run}.rounded") for seed in range(ROUNDED)]
+
+
+def compared(ranks: list[Seen], alone: Seen, roundings: list[Seen], run: str) -> list[str]:
+    """Differences between the ranks of a run, and to one process beyond its `roundings`: texts."""
     from tests.comm.equality_worker import MASKED, ROWS, RUNS
     from tests.training.tiny import same_bits
 
@@ -127,21 +140,35 @@ def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
         if any(rank.steps[name] != alone.steps[name] for rank in ranks):
             found.append(f"{name} differs from one process")
     rows = len(ranks) * RUNS[run] * ROWS
-    of_ranks = np.sum([rank.steps["sums"] for rank in ranks], axis=0)
-    losses, expected = (
-        sums[:, 0] / (rows * MASKED) + sums[:, 1] / rows for sums in (of_ranks, np.array(alone.steps["sums"]))
-    )
+
+    def losses(sums: Any) -> np.ndarray:
+        sums = np.array(sums)
+        return sums[:, 0] / (rows * MASKED) + sums[:, 1] / rows
+
     # The step that overflows has a huge number as norm, and as loss the difference of two.
     applied = np.array(alone.steps["applied"])
-    norms = (np.array(each.steps["grad_norm"]) for each in (first, alone))
-    for name, values, wanted in (("loss", losses, expected), ("gradient norm", *norms)):
-        worst = float(np.max(np.abs(values - wanted)[applied] / np.abs(wanted)[applied]))
-        if not worst < TOLERANCE:
-            found.append(f"{name} is off by {worst:.2g} of one process's")
+    of_ranks = np.sum([rank.steps["sums"] for rank in ranks], axis=0)
+    of_alone, *of_roundings = (losses(each.steps["sums"]) for each in (alone, *roundings))
+    norm, wanted_norm, *norms = (np.array(each.steps["grad_norm"]) for each in (first, alone, *roundings))
+    for name, values, wanted, others in (
+        ("loss", losses(of_ranks), of_alone, of_roundings),
+        ("gradient norm", norm, wanted_norm, norms),
+    ):
+        off, *usual = (np.abs(each - wanted)[applied] / np.abs(wanted)[applied] for each in (values, *others))
+        limit = TIMES * np.maximum.accumulate(np.max(usual, axis=0)) + LEAST
+        worst = int(np.argmax(off / limit))
+        if not off[worst] < limit[worst]:
+            found.append(
+                f"{name} is off by {off[worst]:.2g} of one process's, rounding allows {limit[worst]:.2g}"
+            )
     for name, wanted in alone.parameters.items():
-        off = np.linalg.norm(first.parameters[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
-        if not off < OF_PARAMETERS and not name.endswith(WITHOUT_EFFECT):
-            found.append(f"{name} is off by {off:.2g} of one process's")
+        off, *usual = (
+            np.linalg.norm(each.parameters[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
+            for each in (first, *roundings)
+        )
+        limit = TIMES * max(usual) + LEAST
+        if not off < limit and not name.endswith(WITHOUT_EFFECT):
+            found.append(f"{name} is off by {off:.2g} of one process's, rounding allows {limit:.2g}")
             break
     return found
 
@@ -150,7 +177,7 @@ CASE = named(ranks=2, local=1, seed=5)
 PROGRAM = Program(
     "12",
     "50 steps of LAMB, 2 and 3 ranks, against one process: losses, norms, parameters",
-    "within 1e-5, ranks to the bit",
+    "within rounding, ranks to the bit",
     weight=0.5,
     seconds=30,
     cases=cases,
@@ -160,8 +187,7 @@ PROGRAM = Program(
         "gradients are summed, not averaged": Damage(CASE, "gradient norm is off"),
         "one number in a million is off by 0.01%": Damage(CASE, "is off by"),
     },
-    note=f"parameters within {OF_PARAMETERS:g} of their norm, without key biases, which have no effect;"
-    " repeated to the bit, over BytePS with --reproducible. Three ranks add in another order than one"
-    " process, and LAMB amplifies that rounding: one seed of ten"
-    " or so leaves 1e-5 with a gradient norm within 50 steps (1.1e-5 over MPI, 1.4e-5 over BytePS)",
+    note=f"within {TIMES:g} times what gradients that are rounded at random, as much as another order of"
+    " their sums may, do to one process (four runs a case); key biases, which have no effect, aside; repeated"
+    " to the bit, over BytePS with --reproducible",
 )

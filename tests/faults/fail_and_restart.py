@@ -16,31 +16,37 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from hosts.launching.saved import logged_step
 from tests.faults.disks import fill, small_disk
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import (
     ONE_THREAD,
+    SCRIPTS,
     Job,
     differences,
     find,
-    last_step,
+    has_joined,
     metrics,
     moved,
     python,
     rescued_steps,
     undamaged,
+    unfinished,
 )
-from tests.namespaces import ADDRESSES, INTERFACE, TwoHosts, two_hosts
+from tests.namespaces import ADDRESSES, INTERFACE, SPARE_ADDRESS, TwoHosts, two_hosts
 from tests.processes import ROOT, Run, start_command
+from training.checkpoint import list_steps
 
 FAILURES = 20
 BETWEEN = 15  # steps, at least one checkpoint, between two failures
 INTERVAL = 5
 LIMIT = 90.0  # seconds from a failure until the run goes on
-LONGEST = 1800.0  # seconds for all of them
+LONGEST = 7200.0  # seconds for all of them
 CUT, FULL_DISK = "cut", "full disk"
+LOST = "lose the second host"  # for which a spare one goes on
+PHASES = ("noticing", "saving", "ending", "starting", "importing", "reading")  # from a failure to a step
 KINDS = {"hvd_mpi": ["kill 0", "kill 1", "stop 0", "stop 1", CUT, FULL_DISK]}
 KINDS["byteps"] = [*KINDS["hvd_mpi"], "kill server", "stop server", "kill scheduler"]
 RESTART = re.compile(r"^launch: restart (\d+) at ", re.MULTILINE)
@@ -66,14 +72,13 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     with small_disk(setting.folder("disks") / "disk", "64M") as disk, two_hosts(setting.work) as hosts:
         directory = disk / "run"
         if not (expected / "results.json").exists():
-            with started(Job(undamaged(setting)), expected, failures, hosts) as run:
+            with started(Job(undamaged(setting)), expected, hosts, **options(failures)) as run:
                 run.wait().check()
-        with started(Job(setting), directory, failures, hosts) as run:
-            attack = Attack(run, setting, hosts, directory)
-            texts = [
-                attack.strike(kind, number * BETWEEN + draw.randrange(INTERVAL + 1, BETWEEN))
-                for number, kind in enumerate(kinds(setting, failures, draw))
-            ]
+        with started(Job(setting), directory, hosts, **options(failures)) as run:
+            attack, texts = Attack(run, setting, hosts, directory), []
+            for number, kind in enumerate(kinds(KINDS[setting.backend], failures, draw)):
+                attack.wait_for_step(number * BETWEEN + draw.randrange(INTERVAL + 1, BETWEEN))
+                texts.append(misreported(attack.strike(kind)))
             result = run.wait().check()
         texts += [*reported(result.stderr, directory, failures), differences(directory, expected)]
         steps = [each["step"] for each in metrics(directory) if "lr" in each]
@@ -82,32 +87,45 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     return Tally.of(*texts, tried=failures)
 
 
-def kinds(setting: Setting, failures: int, draw: random.Random) -> list[str]:
+def kinds(every: Sequence[str], failures: int, draw: random.Random) -> list[str]:
     """Failures in random order, each kind as often as the others, but for one."""
-    every = list(KINDS[setting.backend])
-    drawn: list[str] = []
+    every, drawn = list(every), []
     while len(drawn) < failures:
         draw.shuffle(every)
         drawn += every
     return drawn[:failures]
 
 
-def started(job: Job, directory: Path, failures: int, hosts: TwoHosts) -> Run:
-    """The run under the launcher, a rank on each host; failures may come in both stages."""
+def options(failures: int) -> dict[str, Any]:
+    """Options of the run; failures may come in both stages."""
     first = (failures + 1) // 2 * BETWEEN
+    steps = f"{first},{(failures + 1) * BETWEEN - first}"
+    return {"num_steps": steps, "ckpt_interval": INTERVAL, "keep_checkpoints": 3}
+
+
+def started(job: Job, directory: Path, hosts: TwoHosts, more: Sequence[str] = (), **changes: Any) -> Run:
+    """A run under the launcher, a rank on each host; `more` options of that, `changes` of the script's."""
     backend = "hvd" if job.setting.launcher == "mpirun" else "byteps"
     words = python(ROOT / "hosts" / "launch.py", "--hostfile", hosts.hostfile, "--backend", backend)
-    more = ["--ssh", str(hosts.agent), "--interface", INTERFACE, "--backoff", "0.1", "--"]
-    options = job.words(
-        directory,
-        num_steps=f"{first},{(failures + 1) * BETWEEN - first}",
-        ckpt_interval=INTERVAL,
-        keep_checkpoints=3,
-        log_interval=1,
-        comm_timeout=5,
-    )
-    command = [*hosts.prefix, *words, *more, *python(job.script, *options)]
-    return start_command(command, timeout=LONGEST, env=ONE_THREAD, grace=30.0)
+    words += ["--ssh", hosts.agent, "--interface", INTERFACE, "--backoff", "0.1", *more, "--"]
+    script = python(job.script, *job.words(directory, comm_timeout=5, **changes))
+    return start_command([*hosts.prefix, *words, *script], timeout=LONGEST, env=ONE_THREAD, grace=30.0)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What followed a failure on `hosts`: the launcher's record, and the seconds that each of PHASES took; one
+    that did not come, as where nothing was saved, is in the next one's."""
+
+    kind: str
+    hosts: Sequence[str]
+    record: Mapping[str, Any]
+    phases: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """From the failure to the next step."""
+        return sum(self.phases.values())
 
 
 @dataclass(frozen=True)
@@ -119,55 +137,96 @@ class Attack:
     hosts: TwoHosts
     directory: Path
 
-    def strike(self, kind: str, step: int) -> str:
-        """Lets one thing fail after a step, and waits until the run goes on. Returns what its record has
-        wrong.
+    def wait_for_step(self, step: int) -> None:
+        """Waits for a step, as `wait` does."""
+        self.wait(lambda: logged_step(str(self.directory)) >= step, f"step {step}", 300.0)
+
+    def strike(self, kind: str) -> Recovery:
+        """Lets one thing fail, and waits until the run goes on.
 
         Raises:
             AssertionError: the run ended, or did not go on in time.
         """
-        self._wait(lambda: last_step(self.directory) >= step, f"step {step}", 300.0)
-        restarts = len(RESTART.findall(self.run.stderr()))
-        end = time.monotonic() + LIMIT
-
-        def wait(reached: Callable[[], bool], what: str) -> None:
-            self._wait(reached, f"{kind} after step {step}: {what}", end - time.monotonic())
+        run, folder = self.run, str(self.directory)
+        restarts = len(RESTART.findall(run.stderr()))
+        saved, old = max(list_steps(folder), default=0), set(self._ranks())
+        logged = [0]
 
         def again() -> bool:
-            return len(RESTART.findall(self.run.stderr())) > restarts
+            if not logged[0] and len(RESTART.findall(run.stderr())) > restarts:
+                logged[0] = logged_step(folder)
+            return logged[0] > 0
+
+        def is_saved() -> bool:
+            return max(list_steps(folder), default=0) > saved
+
+        def started() -> list[int]:
+            return [pid for pid in self._ranks() if pid not in old] if again() else []
+
+        tests: Sequence[Callable[[], Any]] = (
+            lambda: unfinished(self.directory) or is_saved(),
+            is_saved,
+            again,
+            started,
+            lambda: any(has_joined(pid, self.setting.launcher) for pid in started()),
+            lambda: again() and logged_step(folder) > logged[0],
+        )
+        times: list[float] = []  # of the ends of phases
+
+        def look() -> bool:
+            for phase in reversed(range(len(times), len(PHASES))):
+                if tests[phase]():
+                    times.extend([time.monotonic()] * (phase + 1 - len(times)))
+                    break
+            return len(times) == len(PHASES)
+
+        def wait(reached: Callable[[], Any]) -> None:
+            self.wait(reached, f"{kind} after step {saved}", begun + LIMIT - time.monotonic())
 
         how, _, who = kind.partition(" ")
+        hosts = [ADDRESSES, *(each["hosts"] for each in records(self.directory))][-1]
+        second = [*ADDRESSES, SPARE_ADDRESS].index(hosts[1])
+        begun = time.monotonic()
         if kind == FULL_DISK:
             filled = self.directory.parent / "filled"
             fill(filled)
-            wait(again, "a restart")
+            wait(lambda: look() or again())
             filled.unlink()
         elif kind == CUT:
-            silent = self.run.stderr().count("does not answer")
+            silent = run.stderr().count("does not answer")
             self.hosts.cut()
-            wait(lambda: self.run.stderr().count("does not answer") > silent, "a host that does not answer")
+            wait(lambda: look() or run.stderr().count("does not answer") > silent)
             self.hosts.mend()
+        elif kind == LOST:
+            self.hosts.lose(second)
         else:
-            victim = find(self.run, self.setting.launcher, int(who) if who.isdigit() else who)
+            victim = find(run, self.setting.launcher, int(who) if who.isdigit() else who)
+            begun = time.monotonic()
             os.kill(victim, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        wait(again, "a restart")
-        logged = last_step(self.directory)
-        wait(lambda: last_step(self.directory) > logged, "the next step")
+        wait(look)
+        if kind == LOST:
+            self.hosts.give_back(second)
+        phases = {name: end - start for name, start, end in zip(PHASES, [begun, *times], times)}
         record = next((each for each in records(self.directory) if each.get("restart") == restarts + 1), {})
-        return misreported(kind, record)
+        return Recovery(kind, hosts, record, phases)
 
-    def _wait(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
+    def _ranks(self) -> list[int]:
+        return self.run.find(SCRIPTS[self.setting.launcher])
+
+    def wait(self, reached: Callable[[], Any], what: str, seconds: float) -> None:
+        """Waits for `reached()`. Raises AssertionError if the run ended, or it took too long."""
         end = time.monotonic() + seconds
         while not reached():
             assert self.run.poll() is None, self.run.wait().describe()
             assert time.monotonic() < end, f"not in time: {what}\n{self.run.stderr()[-3000:]}"
-            time.sleep(0.02)
+            time.sleep(0.01)
 
 
-def misreported(kind: str, record: dict[str, Any]) -> str:
+def misreported(recovery: Recovery) -> str:
     """Describes what is wrong with the record of a failure; empty for nothing."""
+    kind, record = recovery.kind, recovery.record
     how, _, who = kind.partition(" ")
-    if who in ("0", "1") and record.get("host") != ADDRESSES[int(who)]:
+    if who in ("0", "1") and record.get("host") != recovery.hosts[int(who)]:
         return f"{kind}: another host is named: {record}"
     if how == "kill" and who.isalpha() and not str(record.get("failed")).startswith(who):
         return f"{kind}: another part is named: {record}"

@@ -25,7 +25,8 @@ class Failure:
 @dataclass(frozen=True)
 class Figure:
     """A figure for one backend, or for all of them (`ONCE`): how often it was tried, and how often it held.
-    `note` says what must be known to read the numbers."""
+    `note` says what must be known to read the numbers, `measured` has numbers of its own. `cases`: those of
+    the seed's order that were tried; the next piece goes on behind them."""
 
     number: str
     name: str
@@ -35,6 +36,8 @@ class Figure:
     held: int = 0
     failures: tuple[Failure, ...] = ()
     note: str = ""
+    measured: tuple[str, ...] = ()
+    cases: int = 0
 
     @property
     def holds(self) -> bool:
@@ -44,17 +47,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Tally:
-    """Outcome of a case: how many things it tried, how many held, and a text for each that did not."""
+    """Outcome of a case: how many things it tried, how many held, and a text for each that did not.
+    `measured`: what it found out besides, for people."""
 
     tried: int = 1
     held: int = 1
     failures: tuple[str, ...] = ()
+    measured: str = ""
 
     @classmethod
-    def of(cls, *texts: str, tried: int = 1) -> Tally:
+    def of(cls, *texts: str, tried: int = 1, measured: str = "") -> Tally:
         """So many things, each text that is not empty being of one that did not hold."""
         failures = tuple(filter(None, texts))
-        return cls(tried, tried - min(tried, len(failures)), failures)
+        return cls(tried, tried - min(tried, len(failures)), failures, measured)
 
 
 @dataclass(frozen=True)

@@ -239,13 +239,17 @@ def find(run: Run, launcher: str, who: int | str) -> int:
 def wait_for_joining(run: Run, launcher: str, who: int) -> None:
     """Until rank `who` has loaded the library with which it joins the others, or the run has ended. On a busy
     machine its imports alone may take as long as the limit to everything that follows."""
-    library = "/byteps/mxnet/c_lib" if launcher == "byteps" else "/horovod/mxnet/mpi_lib"
     pid = find(run, launcher, who)
-    while run.poll() is None:
-        with contextlib.suppress(OSError):
-            if library in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace"):
-                return
+    while run.poll() is None and not has_joined(pid, launcher):
         time.sleep(0.05)
+
+
+def has_joined(pid: int, launcher: str) -> bool:
+    """Whether a rank has loaded the library with which it joins the others."""
+    library = "/byteps/mxnet/c_lib" if launcher == "byteps" else "/horovod/mxnet/mpi_lib"
+    with contextlib.suppress(OSError):
+        return library in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    return False
 
 
 def catch_saving(pid: int, directory: Path) -> None:

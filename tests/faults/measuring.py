@@ -9,10 +9,10 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Callable, Iterable, NoReturn, Sequence
+from typing import Callable, Mapping, NoReturn, Sequence
 
 from tests.faults.figure import ONCE, Failure, Figure, Program, Setting, Tally, parsed
 
@@ -66,13 +66,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class Plan:
-    """Programs with backends, one seed, the folder for all files, and how many cases of each unit are left
-    out because they have been tried."""
+    """Programs with backends, one seed, the folder for all files, and the figures of earlier pieces with that
+    seed, by number and backend, which are continued."""
 
     units: Sequence[tuple[Program, str]]
     seed: int
     folder: Path
-    skip: int = 0
+    earlier: Mapping[tuple[str, str], Figure] = field(default_factory=dict)
 
     def setting(self, program: Program, backend: str, seconds: float, damage: str = "") -> Setting:
         """The setting of a program, with a new folder."""
@@ -102,27 +102,24 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
     for index, (program, backend) in enumerate(plan.units):
         rest = sum(each.weight for each, _ in plan.units[index:])
         left = clock.left
+        figure = plan.earlier.get((program.number, backend))
         if left < program.seconds:
-            keep(program.empty(backend, f"not tried: a case takes about {program.seconds:g} s"))
+            note = f"not tried: a case takes about {program.seconds:g} s"
+            keep(figure or program.empty(backend, note))
             continue
-        share = max(left * program.weight / rest, program.seconds)
-        setting = plan.setting(program, backend, share)
-        _measure_one(program, setting, islice(program.cases(setting), plan.skip, None), clock, keep)
+        setting = plan.setting(program, backend, max(left * program.weight / rest, program.seconds))
+        _measure_one(program, setting, figure or program.empty(backend), clock, keep)
 
 
 def _measure_one(
-    program: Program,
-    setting: Setting,
-    cases: Iterable[str],
-    clock: Clock,
-    keep: Callable[[Figure], None],
+    program: Program, setting: Setting, figure: Figure, clock: Clock, keep: Callable[[Figure], None]
 ) -> None:
-    figure = program.empty(setting.backend)
+    figure = replace(figure, note=program.note)
     end = time.monotonic() + setting.seconds
     took: list[float] = []
     try:
         with program.around(setting):
-            for case in cases:
+            for case in islice(program.cases(setting), figure.cases, None):
                 if clock.stopped_by:
                     break
                 # The first one also makes what all of them need.
@@ -165,6 +162,8 @@ def added(figure: Figure, program: Program, setting: Setting, case: str, tally: 
         tried=figure.tried + tally.tried,
         held=figure.held + tally.held,
         failures=failures[:SHOWN],
+        measured=(*figure.measured, *filter(None, [tally.measured])),
+        cases=figure.cases + bool(case),
     )
 
 

@@ -1,7 +1,7 @@
 """The table of all figures: in a terminal, as docs/reliability.md, and as JSON beside it.
 
-A command that tries some figures replaces these in the JSON and leaves the others, each with the run in which
-it was measured.
+A command that tries some figures leaves the others, and goes on where an earlier one with its seed has
+stopped. A page is of one commit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Iterable, Sequence
 
+from base.errors import InputError
 from base.files import replacing
 from base.tables import EMPTY, Row, Table, markdown, terminal
 from tests.faults.figure import BACKENDS, ONCE, Failure, Figure, Program
@@ -20,56 +21,57 @@ INTRODUCTION = """\
 # Reliability
 
 Measured by `python -m tests.faults`, which attacks real runs of a small BERT with two processes: a cell
-is "held of tried". `make reliability MINUTES=240` writes this page anew; more minutes try more cases, another
-seed others. A cell in bold failed; the cases are below, with the command that tries each again. The command's
-damages break deliberately what a figure is about, to see that the figure notices.
+is "held of tried". `make reliability MINUTES=240 ARGS=--anew` begins this page anew, and without `--anew`
+tries further cases of the same commit, with `FIGURES=1,7` of some figures. A cell in bold failed; the cases
+are below, with the command that tries each again. The command's damages break deliberately what a figure is
+about, to see that the figure notices.
 [tested.md](tested.md) lists all other tests.
 """
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure and the number of the command, in `Page.commands`, that measured it."""
+    """A figure and the numbers of the commands, in `Page.commands`, that have added to it."""
 
     figure: Figure
-    command: int
+    commands: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that the page shows. `commands`: machine, date, commit, minutes and seed of each that measured
-    something."""
+    """All that the page shows. `commands`: machine, date, commit, minutes and seed of each. `damaged_by`:
+    numbers of those that tried damages."""
 
     commands: tuple[dict[str, Any], ...] = ()
     figures: tuple[Measured, ...] = ()
     damages: tuple[Caught, ...] = ()
-    damaged_by: int = 0
+    damaged_by: tuple[int, ...] = ()
+
+    def check(self, facts: dict[str, Any], path: Path) -> None:
+        """Raises InputError where the figures are of another commit or seed than `facts`."""
+        for each in self.commands:
+            for name in ("commit", "seed"):
+                if each[name] != facts[name]:
+                    raise InputError(
+                        f"{path}: has figures of {name} {each[name]}, this is {facts[name]}: "
+                        "--anew begins a new page, --output FILE writes another"
+                    )
 
     def with_results(
         self, facts: dict[str, Any], figures: Iterable[Figure], damages: Sequence[Caught]
     ) -> Page:
-        """The page with the results of one more command in place of older ones of the same figures."""
+        """The page with the results of one more command, whose figures count what the page had of them."""
         number = len(self.commands)
-        new = {(figure.number, figure.backend): Measured(figure, number) for figure in figures}
-        old = [each for each in self.figures if (each.figure.number, each.figure.backend) not in new]
+        all_figures = {(each.figure.number, each.figure.backend): each for each in self.figures}
+        for figure in figures:
+            before = all_figures.get((figure.number, figure.backend))
+            if before is None or figure.tried > before.figure.tried:
+                by = (*(before.commands if before else ()), number)
+                all_figures[figure.number, figure.backend] = Measured(figure, by)
         tried = {(each.number, each.backend) for each in damages}
         kept = [each for each in self.damages if (each.number, each.backend) not in tried]
-        return Page(
-            (*self.commands, facts),
-            (*old, *new.values()),
-            (*kept, *damages),
-            number if damages else self.damaged_by,
-        )._without_unused()
-
-    def _without_unused(self) -> Page:
-        used = {each.command for each in self.figures} | ({self.damaged_by} if self.damages else set())
-        order = {old: new for new, old in enumerate(sorted(used))}
-        return Page(
-            tuple(self.commands[old] for old in order),
-            tuple(Measured(each.figure, order[each.command]) for each in self.figures),
-            self.damages,
-            order.get(self.damaged_by, 0),
-        )
+        by = (*self.damaged_by, number) if damages else self.damaged_by
+        return Page((*self.commands, facts), tuple(all_figures.values()), (*kept, *damages), by)
 
 
 def read(path: Path) -> Page:
@@ -79,14 +81,15 @@ def read(path: Path) -> Page:
     stored = json.loads(path.read_text(encoding="utf-8"))
     return Page(
         tuple(stored["commands"]),
-        tuple(Measured(_figure(each["figure"]), each["command"]) for each in stored["figures"]),
+        tuple(Measured(_figure(each["figure"]), tuple(each["commands"])) for each in stored["figures"]),
         tuple(Caught(**each) for each in stored["damages"]),
-        stored["damaged_by"],
+        tuple(stored["damaged_by"]),
     )
 
 
 def _figure(stored: dict[str, Any]) -> Figure:
-    return Figure(**{**stored, "failures": tuple(Failure(**each) for each in stored["failures"])})
+    failures = tuple(Failure(**each) for each in stored["failures"])
+    return Figure(**{**stored, "failures": failures, "measured": tuple(stored["measured"])})
 
 
 def write(page: Page, programs: Sequence[Program], path: Path) -> None:
@@ -125,7 +128,8 @@ def table(figures: Sequence[Figure], programs: Sequence[Program]) -> Table:
         if program.backends == (ONCE,):
             rows[-1] = Row([program.number, program.name, program.goal, cells[0], EMPTY, EMPTY])
             notes.append(f"{program.number}: the same with all backends.")
-        notes += [f"{program.number}: {note}" for note in dict.fromkeys(each.note for each in mine) if note]
+        said = [note for each in mine for note in (each.note, *each.measured) if note]
+        notes += [f"{program.number}: {note}" for note in dict.fromkeys(said)]
     head = ["#", "figure", "goal", *BACKENDS.values()]
     return Table("Figures", head, rows, names=3, notes=notes)
 
@@ -152,12 +156,10 @@ def shown(page: Page, programs: Sequence[Program]) -> str:
 def _when(page: Page) -> str:
     rows = []
     for number, facts in enumerate(page.commands):
-        of_it = dict.fromkeys(each.figure.number for each in page.figures if each.command == number)
-        about = ", ".join(of_it) + (
-            (" and " if of_it else "") + "damages" if page.damages and number == page.damaged_by else ""
-        )
+        about = list(dict.fromkeys(each.figure.number for each in page.figures if number in each.commands))
+        about += ["damages"] if number in page.damaged_by else []
         keys = ("machine", "date", "commit", "minutes", "seed")
-        rows.append(Row([about, *(str(facts[name]) for name in keys)]))
+        rows.append(Row([", ".join(about), *(str(facts[name]) for name in keys)]))
     return markdown(
         Table("Measured", ["figures", "machine", "date", "commit", "minutes", "seed"], rows, names=4)
     )

@@ -3,7 +3,6 @@ is `make reliability`)."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from base.errors import InputError
 from tests.faults import attack_pipelines, jobs
 from tests.faults.__main__ import main
 from tests.faults.catalogue import PROGRAMS
@@ -100,22 +100,37 @@ def test_damage_counts_where_the_figure_says_why(tmp_path):
     ]
 
 
-def test_the_page_keeps_what_other_commands_measured(tmp_path):
+def test_the_page_goes_on_with_what_other_commands_measured(tmp_path):
     path = tmp_path / "page.md"
     programs = [program(None), program(None, "78", backends=("byteps", "hvd_mpi"))]
-    second = Figure("78", "a figure", "a goal", "byteps", 5, 4)
-    first = [replace(program(None).empty(ONCE), tried=5, held=5), second]
+    second = Figure("78", "a figure", "a goal", "byteps", 5, 4, cases=5)
+    first = [replace(program(None).empty(ONCE), tried=5, held=5, measured=("5.1 s",)), second]
     caught = [Caught("77", "a damage", ONCE, True, "other bits")]
     write(Page().with_results(FACTS, first, caught), programs, path)
-    again = [replace(second, tried=1000, held=1000), Figure("78", "b", "c", "hvd_mpi")]
-    write(read(path.with_suffix(".json")).with_results({**FACTS, "seed": 4}, again, []), programs, path)
+    more = [replace(second, tried=1000, held=1000, cases=1000), Figure("78", "b", "c", "hvd_mpi")]
+    write(read(path.with_suffix(".json")).with_results({**FACTS, "minutes": 4}, more, []), programs, path)
     page = path.read_text()
-    assert "| 77 | a figure | a goal | 5 of 5 | – | – |" in page
+    assert "| 77 | a figure | a goal | 5 of 5 | – | – |" in page and "77: 5.1 s" in page
     assert "| 78 | a figure | a goal | not tried | – | 1,000 of 1,000 |" in page
-    assert "| 77 and damages | a machine | today | abc | 1 | 3 |" in page
-    assert "| 78 | a machine | today | abc | 1 | 4 |" in page
+    assert "| 77, 78, damages | a machine | today | abc | 1 | 3 |" in page
+    assert "| 78 | a machine | today | abc | 4 | 3 |" in page
     assert "| 77 | a damage | all | yes | other bits |" in page
-    assert json.loads(path.with_suffix(".json").read_text())["commands"] == [FACTS, {**FACTS, "seed": 4}]
+    for changes in ({"commit": "abd"}, {"seed": 4}):
+        with pytest.raises(InputError, match="--anew begins a new page"):
+            read(path.with_suffix(".json")).check({**FACTS, **changes}, path)
+
+
+def test_a_figure_is_continued_behind_the_cases_that_were_tried(tmp_path):
+    seen = []
+
+    def attempt(setting, parts):
+        seen.append(parts["a"])
+        return Tally(10, 9, ("it broke",))
+
+    earlier = {("77", ONCE): replace(program(None).empty(ONCE), tried=20, held=20, cases=2)}
+    found = []
+    measure(Plan([(program(attempt), ONCE)], 3, tmp_path, earlier), Clock(1), found.append)
+    assert seen == ["3"] and (found[-1].tried, found[-1].held, found[-1].cases) == (30, 29, 3)
 
 
 def test_every_figure_of_the_table_is_there():
@@ -200,7 +215,7 @@ def command(*words: object) -> list[object]:
 
 
 def test_bad_options(capsys):
-    for words in (("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl"), ("--skip", "-1")):
+    for words in (("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl")):
         with pytest.raises(SystemExit) as left:
             main(words)
         assert left.value.code == 2 and words[1].split(",")[-1] in capsys.readouterr().err
