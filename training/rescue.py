@@ -121,8 +121,11 @@ class Rescue:
         run = self._run
         parameters: Mapping[str, Any] = live_arrays(network_parameters(run.model.network))
         states = run.optimizer.state_views()
-        # MXNet's thread may be inside a library that waits for ever: then nothing can be read through it.
-        waiting = threading.Thread(target=_wait_for, args=({**parameters, **states},), daemon=True)
+        # For MXNet the next forward pass, which may wait for ever for a sum, writes to the weights that it
+        # reads (those of operators that run as one). The fused update writes the states with the weights, and
+        # nothing else does.
+        written = states if run.optimizer.native else {**parameters, **states}
+        waiting = threading.Thread(target=_wait_for, args=(written,), daemon=True)
         waiting.start()
         waiting.join(READABLE)
         if waiting.is_alive():
