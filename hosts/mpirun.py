@@ -32,11 +32,6 @@ Reasons for each part (Open MPI 4.1 and 5.0, Horovod 0.28.1, MXNet 1.9.1):
     A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
 NCCL_DEBUG=WARN
     By default NCCL gives no reason when it fails.
-HOROVOD_CYCLE_TIME
-    Between hosts gradients are collected for up to 30 ms (default 1): BERT-large has 400 of them, many too
-    small to be sent alone. The value is that of a public 256-GPU p3dn run of GluonNLP's BERT; it has not been
-    measured here. Up to how many bytes is for the ranks, which know whether they have GPUs
-    (HOROVOD_FUSION_THRESHOLD in comm/horovod.py).
 MXNET_SAFE_ACCUMULATION=1
     float16 sums, as in softmax, norms and LayerNorm, are accumulated in float32.
 MXNET_GPU_MEM_POOL_TYPE=Round
@@ -55,8 +50,10 @@ no --dtype
 
 With --network, the variables of hosts/networks.py, each with its reason in a comment above the command.
 
-Left out on purpose: HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
-NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
+Left out on purpose: HOROVOD_CYCLE_TIME=30, which a public 256-GPU run of GluonNLP's BERT had: each of a step's
+exchanges then waits for up to 30 ms (docs/notebook/communication.md; how many bytes are fused is for the
+ranks: comm/horovod.py). HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
+NCCL and its network plug-ins (EFA). NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
 """
 
 from __future__ import annotations
@@ -211,7 +208,6 @@ def variables(
         "NCCL_DEBUG": "WARN",
         **({"NCCL_SOCKET_IFNAME": sockets} if sockets is not None else {}),
         **{each.name: each.value for each in settings},
-        **({"HOROVOD_CYCLE_TIME": "30"} if several else {}),
         "MXNET_SAFE_ACCUMULATION": "1",
         "MXNET_GPU_MEM_POOL_TYPE": "Round",
     }

@@ -75,7 +75,7 @@ def test_slots_that_cannot_be_shared_out(tmp_path, key, workers):
 def test_all_backends_get_the_same_variables_on_a_cluster():
     found = [environment(backend, {"PATH": "/bin"}, CLUSTER) for backend in BACKENDS.values()]
     assert all(each == found[0] for each in found)
-    assert found[0]["HOROVOD_CYCLE_TIME"] == "30" and found[0]["PATH"] == "/bin"
-    assert "HOROVOD_CYCLE_TIME" not in environment(BACKENDS["hvd_gloo"], {})
-    own = environment(BACKENDS["hvd_mpi"], {"HOROVOD_CYCLE_TIME": "5"}, CLUSTER)
-    assert own["HOROVOD_CYCLE_TIME"] == "5"
+    assert found[0]["MXNET_GPU_MEM_POOL_TYPE"] == "Round" and found[0]["PATH"] == "/bin"
+    assert "MXNET_GPU_MEM_POOL_TYPE" not in environment(BACKENDS["hvd_gloo"], {})
+    own = environment(BACKENDS["hvd_mpi"], {"MXNET_GPU_MEM_POOL_TYPE": "Naive"}, CLUSTER)
+    assert own["MXNET_GPU_MEM_POOL_TYPE"] == "Naive"

@@ -19,11 +19,11 @@ from tests.namespaces import SPARE_ADDRESS, two_hosts
 
 EVERY = 60  # seconds
 LEAST = 0.8
-# Steps of about 0.2 s, so that a checkpoint is due every 40 s.
+# Steps of about 0.1 s, so that a checkpoint is due every 40 s.
 OPTIONS: dict[str, Any] = {
     **{"stages": None, "data_eval": None, "model": "bert_2_128_2", "max_seq_length": 64, "batch_size": 16},
     **{"num_steps": 10**6},
-    **{"lr": 0.001, "warmup_ratio": 0.01, "ckpt_interval": 200, "keep_checkpoints": 3, "num_buckets": None},
+    **{"lr": 0.001, "warmup_ratio": 0.01, "ckpt_interval": 400, "keep_checkpoints": 3, "num_buckets": None},
 }
 
 

@@ -87,7 +87,7 @@ def test_the_launcher_leaves_horovods_fusion_to_the_ranks():
     value reaches all of them."""
     command = [*HVD, "--dry_run", *HOSTS, "--", "hparams.py"]
     plain = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": None}).check().stdout
-    assert "HOROVOD_CYCLE_TIME=30" in plain and "HOROVOD_FUSION_THRESHOLD" not in plain
+    assert "MXNET_SAFE_ACCUMULATION=1" in plain and "HOROVOD_" not in plain
     chosen = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": "1048576"}).check().stdout
     assert " -x HOROVOD_FUSION_THRESHOLD " in chosen
 
