@@ -50,10 +50,10 @@ no --dtype
 
 With --network, the variables of hosts/networks.py, each with its reason in a comment above the command.
 
-Left out on purpose: HOROVOD_CYCLE_TIME=30, which a public 256-GPU run of GluonNLP's BERT had: each of a step's
-exchanges then waits for up to 30 ms (docs/notebook/communication.md; how many bytes are fused is for the
-ranks: comm/horovod.py). HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
-NCCL and its network plug-ins (EFA). NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
+Left out on purpose: HOROVOD_CYCLE_TIME=30, which a public 256-GPU run of GluonNLP's BERT had: each of a
+step's exchanges then waits for up to 30 ms (docs/notebook/communication.md; how many bytes are fused is for
+the ranks: comm/horovod.py). HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI,
+past NCCL and its network plug-ins (EFA). NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
 """
 
 from __future__ import annotations
