@@ -73,6 +73,11 @@ class Communicator(Protocol):
     def local_size(self) -> int:
         """Number of processes on this host."""
 
+    @property
+    def together(self) -> int:
+        """Bytes up to which neighbouring arrays are better averaged as one, in which they lie one behind the
+        other (comm/buckets.py); 0 for each by itself."""
+
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         """Gives every rank the values that rank `root` has, bit for bit and whatever the others held before,
         NaN included. In place; returns when this rank's arrays hold them.
@@ -166,6 +171,8 @@ class Communicator(Protocol):
 class Unwatched:
     """The part of a `Communicator` that nobody needs who has no others, or does not look after them."""
 
+    together = 0
+
     def before_end(self, act: LastAct) -> None:
         pass
 
@@ -182,6 +189,7 @@ class DelegatingCommunicator:
         self.name = inner.name
         self.rank, self.size = inner.rank, inner.size
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
+        self.together = 0  # who compresses counts by array
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         self._inner.broadcast(arrays, root)

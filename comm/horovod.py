@@ -6,13 +6,14 @@ NCCL from 2.10 on uses ncclAvg. Summing first overflows in float16 where the mea
 40000), so float16 is scaled by 1/size before the sum, in every build. The multiplication is a pass over the
 memory; gradients are left as sums (`scaled_average`), and the optimizer, which multiplies anyway, divides.
 
-Arrays are sent one by one, so that each can travel while the backward pass still makes the next. Horovod
-fuses those that are ready at the same time; which these are depends on timing, and with more than two ranks
-the order of summation with it. On CPUs fusion is off (HOROVOD_FUSION_THRESHOLD=0, unless the user sets
-it): a repeated run then gives the same bits. It costs nothing there: BERT-base's gradients, 440 MB, took two
-local ranks over MPI 0.44 to 0.60 s unfused, 0.44 to 0.80 s fused, and 0.42 to 0.80 s as one group, which
-could only start when the last gradient was there. (HOROVOD_DISABLE_GROUP_FUSION is not used: under it a rank
-once filled the machine's memory instead of shutting down.)
+Arrays are sent one by one, so that each can travel while the backward pass still makes the next; on CPUs
+small gradients share an array (`together`). Horovod fuses those that are ready at the same time; which these
+are depends on timing, and with more than two ranks the order of summation with it. On CPUs fusion is off
+(HOROVOD_FUSION_THRESHOLD=0, unless the user sets it): a repeated run then gives the same bits. It costs
+nothing there: BERT-base's gradients, 440 MB, took two local ranks over MPI 0.44 to 0.60 s unfused, 0.44 to
+0.80 s fused, and 0.42 to 0.80 s as one group, which could only start when the last gradient was there.
+(HOROVOD_DISABLE_GROUP_FUSION is not used: under it a rank once filled the machine's memory instead of
+shutting down.)
 
 Two ranks over Open MPI exchange large arrays by its ring in segments of 512 KiB (`choose_allreduce`), which
 stay in the cache, where its own choice takes fresh memory for half of each array. BERT-base's bfloat16 step
@@ -46,6 +47,7 @@ from comm.base import (
     check_root,
 )
 from comm.bits import bits_of
+from comm.buckets import BUCKET_BYTES
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
@@ -175,6 +177,7 @@ class HorovodCommunicator(_Collectives):
             # Else a large message over TCP is one piece, and the other direction's waits for its end: a ring
             # takes twice its time (docs/comparison.md).
             os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
+            self.together = BUCKET_BYTES
         _check_interfaces(os.environ)
         leave_tcp_out(os.environ)
         if divisible:

@@ -109,7 +109,11 @@ class TrainStep:
         self.waits = Waits(communicator.rank, communicator.size)
         self._has_losses = True  # whether this rank's `sums` are of its batches
         self._accumulation = Accumulation(
-            parameters, self._device, settings.accumulate, network.adds_in_backward
+            parameters,
+            self._device,
+            settings.accumulate,
+            network.adds_in_backward,
+            communicator.together if communicator.size > 1 else 0,
         )
 
     @property
@@ -133,7 +137,7 @@ class TrainStep:
         gradients = self.gradients
         # Of the gradient that the backward pass makes last, before its average takes its place.
         last = gradients[0].reshape((-1,))[:1].copy() if self._communicator.size > 1 else None
-        self.factor = self._average(gradients)
+        self.factor = self._average(self._accumulation.exchanged)
         exchanged = self._average_loss(batches, sums)
         if last is not None:
             last.wait_to_read()
@@ -160,9 +164,10 @@ class TrainStep:
         skipped = "" if usual else off or "it was off on another rank"
         return StepResult(skipped if finite else NOT_FINITE, keep_going, loss, norm / scale, sums)
 
-    def _average(self, gradients: list[mx.nd.NDArray]) -> float:
-        """Queues the averages over the ranks that have the same parameters; returns their factor."""
-        return self._communicator.scaled_average(gradients)
+    def _average(self, exchanged: list[mx.nd.NDArray]) -> float:
+        """Queues the averages of the gradients over the ranks that have the same parameters; returns their
+        factor."""
+        return self._communicator.scaled_average(exchanged)
 
     def _average_loss(self, batches: Sequence[Any], sums: mx.nd.NDArray) -> mx.nd.NDArray:
         """Queues the averages over the ranks of the judged loss's sum, of its denominator, and of the ranks'
@@ -170,7 +175,7 @@ class TrainStep:
         task = self._task
         loss, count = task.sums.index(task.judged[0]), task.denominators.index(task.judged[1])
         counted = task.count(batches)[count] if self._has_losses else 0.0
-        numbers = mx.nd.array([0.0, counted, *self.waits.times()], ctx=mx.cpu(), dtype="float64")
+        numbers = on_device(np.array([0.0, counted, *self.waits.times()]), mx.cpu())
         numbers[:1] = sums[loss : loss + 1].astype("float64").as_in_context(mx.cpu())
         self._communicator.average([numbers])
         return numbers

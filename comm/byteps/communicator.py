@@ -5,9 +5,9 @@ divided by the number of ranks, by this module or, of gradients, by the optimize
 over the memory less, which took MXNet's division a seventh of BERT-base's bfloat16 step); float16 is divided
 first, so that it overflows only where the mean does.
 
-Small arrays are packed into contiguous buckets, an array that fills a bucket by itself travels from where it
-lies. Buckets are queued in the order in which the backward pass makes them ready, with priorities in the
-order in which the next forward pass needs them.
+Small arrays are packed into contiguous buckets (a training step's gradients lie in such already); an array
+that fills a bucket by itself travels from where it lies. Buckets are queued in the order in which the
+backward pass makes them ready, with priorities in the order in which the next forward pass needs them.
 
 With two workers the result is the same bits in every run. With more, a server adds the workers' values in the
 order of their arrival, so the last bits differ between runs, unless BYTEPS_REPRODUCIBLE makes it add in
@@ -31,6 +31,7 @@ from comm.base import (
     check_root,
 )
 from comm.bits import bits_of
+from comm.buckets import BUCKET_BYTES, Bucket, make_buckets
 from comm.byteps.environment import complete_environment, read_place, read_servers
 from comm.byteps.library import BytePSLibrary
 from comm.numbering import Servers, even_numbers, partition_bytes_of
@@ -38,7 +39,6 @@ from comm.numbering import Servers, even_numbers, partition_bytes_of
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
-BUCKET_BYTES = 1 << 20
 BROADCAST_BUCKETS = 8  # on their way at the same time: bounds the memory that copies take
 
 
@@ -71,7 +71,7 @@ class BytePSCommunicator(Unwatched):
         environ.setdefault("BYTEPS_THREADPOOL_SIZE", "1")  # without it BytePS has no threads for compressors
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
-        self._bucket_bytes = bucket_bytes
+        self.together = bucket_bytes
         self._compressor = dict(compressor or {})
         self._mx: Any = importlib.import_module("mxnet")
         self._np: Any = importlib.import_module("numpy")
@@ -177,7 +177,7 @@ class BytePSCommunicator(Unwatched):
             (array.dtype.__name__, array.size * self._np.dtype(array.dtype).itemsize) for array in arrays
         )
         if sizes not in self._plans:
-            self._plans[sizes] = make_buckets(sizes, self._bucket_bytes)
+            self._plans[sizes] = make_buckets(sizes, self.together)
         return self._plans[sizes]
 
     def _pack(self, key: str, arrays: list[NDArray]) -> NDArray:
@@ -335,34 +335,3 @@ class Channels:
         channel.turn = 0 if fresh else 1 - channel.turn
         channel.era = self._era
         return f"{item.key}.{'AB'[channel.turn]}"
-
-
-class Bucket(NamedTuple):
-    """Arrays that travel together. `indices`: their positions in the caller's list, ascending; `dtype` and
-    `nbytes` of all of them together."""
-
-    indices: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-
-def make_buckets(arrays: Sequence[tuple[str, int]], limit: int) -> list[Bucket]:
-    """Buckets in the order in which they become ready.
-
-    Args:
-        arrays: (dtype, bytes) of each array, in the order of the forward pass. The backward pass makes their
-            gradients ready from the last to the first, so the buckets are filled, and listed, from the end.
-        limit: bytes. An array of at least so many is a bucket by itself; smaller neighbours of one dtype
-            share a bucket as long as they stay within it.
-    """
-    buckets: list[Bucket] = []
-    open_bucket = False  # the last bucket may take more
-    for index in range(len(arrays) - 1, -1, -1):
-        dtype, nbytes = arrays[index]
-        last = buckets[-1] if buckets else None
-        if last and open_bucket and last.dtype == dtype and last.nbytes + nbytes <= limit:
-            buckets[-1] = Bucket((index, *last.indices), dtype, last.nbytes + nbytes)
-        else:
-            buckets.append(Bucket((index,), dtype, nbytes))
-            open_bucket = nbytes < limit
-    return buckets

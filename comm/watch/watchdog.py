@@ -94,6 +94,7 @@ class _WatchedCollectives(DelegatingCommunicator):
         self, inner: Communicator, activity: Activity, inside: Callable[[str], ContextManager[None]]
     ):
         super().__init__(inner)
+        self.together = inner.together
         self._activity = activity
         self._inside = inside
 

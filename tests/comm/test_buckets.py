@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from comm.byteps.communicator import Bucket, make_buckets
+from comm.buckets import Bucket, make_buckets
 
 
 def test_buckets_are_filled_from_the_end():

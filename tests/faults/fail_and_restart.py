@@ -114,8 +114,8 @@ def started(job: Job, directory: Path, hosts: TwoHosts, more: Sequence[str] = ()
 
 @dataclass(frozen=True)
 class Recovery:
-    """What followed a failure on `hosts`: the launcher's record, and the seconds that each of PHASES took;
-    one that did not come, as where nothing was saved, is in the next one's."""
+    """Sequel of a failure on `hosts`: the launcher's record, and the seconds that each of PHASES took; one
+    that did not come, as where nothing was saved, is in the next one's."""
 
     kind: str
     hosts: Sequence[str]
@@ -124,7 +124,7 @@ class Recovery:
 
     @property
     def seconds(self) -> float:
-        """From the failure to the next step."""
+        """Seconds from the failure to the next step."""
         return sum(self.phases.values())
 
 

@@ -257,7 +257,7 @@ def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> flo
 
 def queued_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> mx.nd.NDArray:
     """`global_norm`, shape (1,) on the device; nothing waits for it."""
-    path = native_update if native and native_update.applies_to(gradients) else mxnet_update
+    path = native_update if native and native_update.applies_to(gradients[:1]) else mxnet_update
     return path.norm(gradients)
 
 

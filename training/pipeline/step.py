@@ -239,16 +239,16 @@ class PipelineStep(TrainStep):
         if gradient is not None:
             self._gradient_rooms.give_back(gradient)
 
-    def _average(self, gradients: list[mx.nd.NDArray]) -> float:
+    def _average(self, exchanged: list[mx.nd.NDArray]) -> float:
         ranks = self._ranks  # all groups have the same size, and so all stages the same factor
         other = ranks.tied
         if self._tied is None or other is None:
-            return ranks.group.scaled_average(gradients)
-        own = gradients[self._tied]
+            return ranks.group.scaled_average(exchanged)
+        own = self.gradients[self._tied]
         if self._other_end is None:
             self._other_end = mx.nd.zeros_like(own)
         arriving = ranks.world.receive(self._other_end, other, TIED)
-        factor = ranks.group.scaled_average(gradients)
+        factor = ranks.group.scaled_average(exchanged)
         leaving = ranks.world.send(own, other, TIED)
         arriving.wait()
         leaving.wait()
