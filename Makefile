@@ -140,7 +140,7 @@ from-random:
 compare: setup ## compare Horovod with BytePS, about 30 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
 	$(PY) compare.py $(ARGS)
 
-test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
+test: setup ## run the tests (SLOW=0 leaves out long ones, ARGS="-k hparams" goes to pytest)
 	@# In three parts, see tests/parts.py. More processes than cores, because many tests wait: for a signal, a limit, a
 	@# launcher. pytest ends with 5 where nothing was chosen.
 	@no_ranks=0; $(PYTEST) --part no_ranks -n 4 || no_ranks=$$?; \

@@ -11,6 +11,7 @@ done.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=NAMES, help="run this part of the tests only")
 
 
+@functools.cache  # each test of a file asks, and comparing paths takes longer than all else here
 def without_ranks(path: Path) -> bool:
     """Whether a file's tests are of the part `no_ranks`."""
     return any(path == each or each in path.parents for each in WITHOUT_RANKS)

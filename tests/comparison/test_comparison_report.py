@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.container import ErrorbarContainer
 
+import comparison.report
 from comparison.runs.record import Record
 from comparison.runs.report import report_of
 from comparison.settings import Setting, all_settings
@@ -28,11 +29,14 @@ PRICED = {**FACTS, "price_per_hour": 31.2, "gpus_per_instance": 8}
 REPEATS = 7
 
 
-def written(directory, records, planned=None, repeats=REPEATS, complete=True, facts=FACTS):
-    """The report, its Markdown, its JSON."""
+def written(directory, records, planned=None, repeats=REPEATS, complete=True, facts=FACTS, page=False):
+    """The report, its Markdown, its JSON. `page`: with the pictures in its page too, each drawn once more."""
     planned = default_settings() if planned is None else planned
     report, _ = report_of(facts, records, planned, repeats, complete)
-    assert set(report.write(directory)) == set(directory.iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        if not page:
+            patch.setattr(comparison.report, "as_svg", lambda figure, name: "")
+        assert set(report.write(directory)) == set(directory.iterdir())
     # What JSON does not have must not come back as Python's NaN.
     text = (directory / "report.json").read_text(encoding="utf-8")
     content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in report.json"))
@@ -51,7 +55,7 @@ def table(markdown, title):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
-    return (directory, *written(directory, whole_comparison(REPEATS), facts=PRICED))
+    return (directory, *written(directory, whole_comparison(REPEATS), facts=PRICED, page=True))
 
 
 def test_a_page_leads_from_every_verdict_to_its_samples(whole):
@@ -338,7 +342,7 @@ def test_whiskers_axes_and_marks_of_few_launches(tmp_path, repeats):
         replace(each, warm_up=(), intervals=tuple(i._replace(step=i.step // 2) for i in each.intervals[:3]))
         for each in records
     ]
-    report, markdown, content = written(tmp_path, short, settings, repeats)
+    report, markdown, content = written(tmp_path, short, settings, repeats, page=True)
     named = {Path(name).stem: figure for name, figure in report.pictures.items() if figure}
     for name in ("throughput", "scaling"):
         bars = [

@@ -18,6 +18,7 @@ from comparison.emulation.plan import Setting as EmulatedSetting
 from comparison.main import main
 from comparison.messages.plan import Cell, parse_messages
 from comparison.messages.report import report_of as messages_report
+from comparison.report import as_json, write_text
 from comparison.runs.report import report_of
 from comparison.settings import Setting, all_settings
 from tests.comparison import synthetic
@@ -49,7 +50,7 @@ def runs(folder, samples, failures=(), complete=True, others=0.0, **facts):
     ]
     records += [synthetic.failed(setting, 0, "exit code 3: no such luck") for setting in failures]
     report, _ = report_of(facts_of(**facts), records, [*samples, *failures], 5, complete)
-    report.write(folder)
+    write_text(folder / "report.json", as_json(report.content))  # without the pictures
     return str(folder)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import itertools
 import json
 import re
@@ -21,7 +23,7 @@ from comparison.projection.model import project
 from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
 from comparison.projection.workload import read_measured
-from comparison.report import plain
+from comparison.report import Report, plain
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
 from tests.processes import ROOT
@@ -31,14 +33,24 @@ def plan(*words: str):
     return plan_of(parse_options(["--project", *words], BACKENDS))
 
 
-def test_the_default_run(tmp_path, capsys):
-    assert main(["--project", "--output", str(tmp_path / "deep" / "er")]) == 0
-    shown = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory):
+    """Output of a run without options, the directory that it writes, and its report."""
+    directory, reports = tmp_path_factory.mktemp("project") / "deep" / "er", []
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+        write = Report.write
+        patch.setattr(Report, "write", lambda report, folder: reports.append(report) or write(report, folder))
+        assert main(["--project", "--output", str(directory)]) == 0
+    (report,) = reports
+    return shown.getvalue(), directory, report
+
+
+def test_the_default_run(default_run):
+    shown, directory, _ = default_run
     assert "bert_24_1024_16, 336.2 M parameters, 672 MB of gradients that travel during" in shown
     assert "Batch: 64 sequences of 128 tokens a GPU. Precision: computing and gradients in float16." in shown
     assert "Flat ring" in shown and "Hierarchical ring" in shown and "BytePS" in shown
     assert "communicating ms  of it exposed ms  waiting ms" in shown
-    directory = tmp_path / "deep" / "er"
     assert sorted(path.name for path in directory.iterdir()) == [
         "projection.html",
         "projection.json",
@@ -81,9 +93,10 @@ def figure_of(*words: str):
     return projection_figure(made, found, validated()), found
 
 
-def test_strategies_can_be_told_apart_in_the_picture():
+def test_strategies_can_be_told_apart_in_the_picture(default_run):
     """Lines whose predictions differ by 1% or more are some pixels from each other."""
-    figure, found = figure_of()
+    report = default_run[-1]
+    figure, found = report.pictures["projection.png"], report.content["projections"]
     figure.draw_without_rendering()
     for axes, field in zip(figure.axes, ("efficiency", "without_overlap")):
         lines = {line.get_label(): line for line in axes.get_lines() if line.get_label() != "linear"}
@@ -184,8 +197,8 @@ def test_the_documented_commands(tmp_path):
         assert command[:3] == [".venv/bin/python", "compare.py", "--project"]
         words = [measured if word == "runs/comparison/report.json" else word for word in command[3:]]
         made = plan(*words)
-        found = [project(made.workload, made.strategies[-1], made.cluster, gpus) for gpus in made.gpus]
-        assert found[-1].gpus >= 256 and found[-1].step_s > 0
+        assert made.gpus[-1] >= 256
+        assert project(made.workload, made.strategies[-1], made.cluster, made.gpus[-1]).step_s > 0
 
 
 def test_another_batch_takes_its_share_of_the_time():

@@ -66,8 +66,9 @@ def test_a_hierarchical_ring_after_the_backward_pass(gpus):
     assert project(work, HierarchicalRing(), SILENT, gpus).step_s == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 8, 32])
-@pytest.mark.parametrize("servers", [1, 2, 8, 32, 40])
+@pytest.mark.parametrize(
+    ("hosts", "servers"), [(2, 1), (3, 2), (2, 8), (8, 8), (8, 40), (32, 1), (32, 2), (32, 32)]
+)
 def test_servers_apart_are_bound_by_the_busier_interface(hosts, servers):
     """max(M / B, h s M / B) with the share s of the fullest server, 1 / k at least: OSDI 2020, table 1.
     Pushing and pulling overlap, so that only the first and the last partition of each server do not run at
@@ -84,7 +85,7 @@ def test_servers_apart_are_bound_by_the_busier_interface(hosts, servers):
         assert found.exposed_s == pytest.approx(seconds + hosts * size / INTER, rel=0.01)
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 32, 128])
+@pytest.mark.parametrize("hosts", [2, 4, 64])
 def test_servers_on_all_worker_hosts_are_as_fast_as_a_ring(hosts):
     """2 (h - 1) M / (h B): OSDI 2020, table 1, but for what the hash gives the fullest more than the mean,
     which is little with many partitions for each server."""
@@ -157,7 +158,7 @@ def test_no_more_is_exposed_than_communicated(strategy):
     """Over clusters, models, batches and numbers of GPUs; and the four parts make up the step."""
     generator = random.Random(11)
     waited = 0
-    for _ in range(50 if strategy.key == BytePS.key else 150):
+    for _ in range(25 if strategy.key == BytePS.key else 150):
         cluster = replace(
             generator.choice(list(CLUSTERS.values())),
             inter_gbps=10 ** generator.uniform(-1, 4),

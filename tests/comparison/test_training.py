@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from comparison.backends import BACKENDS
 from comparison.options import parse_options
 from comparison.runs.launches import Training, identity, plan_training
 from comparison.runs.record import PROFILED, TIMED, Work
+from data import embedded
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
 
@@ -59,12 +61,15 @@ def test_facts_for_the_report(tmp_path):
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_the_embedded_text(tmp_path):
+def test_the_embedded_text(tmp_path, corpus, monkeypatch):
+    """A copy of what all tests share, of which nothing but the size of the vocabulary is other."""
+    made = Path(corpus.vocab).parent
+    monkeypatch.setattr(embedded, "build", lambda folder: shutil.copytree(made, folder))
     training, settings = plan(["--output", str(tmp_path), "--dtypes", "float32", "--workers", "2"])
     found = script_options(training, Work(settings[0], TIMED, 0), tmp_path)
     assert found.use_avg_len and found.raw and found.max_seq_length == 32 and found.lr == 0.014
     assert found.dropout == 0.1  # the scripts' own
-    assert training.facts["vocab_size"] == 4096 and len(identity(training, tmp_path)["data"]) > 1
+    assert training.facts["vocab_size"] == 1024 and len(identity(training, tmp_path)["data"]) > 1
     assert [setting.batch_size for setting in settings] == [512] * 3 + [1024] * 3
     preparation = training.preparation(settings[0], tmp_path)
     assert preparation is not None and "--lr" in preparation

@@ -72,13 +72,13 @@ def draw(generator, noise, groups, repeats, backends=BACKENDS, factors=None):
 
 @pytest.mark.parametrize("name, repeats", [*((name, 5) for name in NOISE), ("normal", 12)])
 def test_a_report_on_equal_backends_seldom_has_a_false_verdict(name, repeats):
-    """1,000 reports of 8 groups and 3 backends, 24 pairs each; any one verdict in a report is a failure."""
+    """1,000 reports of 3 groups and 3 backends, 9 pairs each; any one verdict in a report is a failure."""
     generator = np.random.default_rng(7)
-    found = [compare(draw(generator, NOISE[name], 8, repeats), CONFIDENCE) for _ in range(DRAWS)]
+    found = [compare(draw(generator, NOISE[name], 3, repeats), CONFIDENCE) for _ in range(DRAWS)]
     false = [sum(pair.verdict == DIFFERENT for pair in pairs) for pairs in found]
-    assert all(len(pairs) == 24 for pairs in found)
+    assert all(len(pairs) == 9 for pairs in found)
     assert sum(count > 0 for count in false) <= MOST_FALSE
-    assert sum(false) / (24 * DRAWS) <= RATE / 4, "of a single pair it is far below the rate of the report"
+    assert sum(false) / (9 * DRAWS) <= RATE / 4, "of a single pair it is far below the rate of the report"
 
 
 def test_the_rate_follows_the_confidence():
@@ -92,11 +92,11 @@ def test_the_rate_follows_the_confidence():
 @pytest.mark.parametrize("deviation", [0.001, 0.01, 0.03])
 @pytest.mark.parametrize("factor", [1 + MARGIN, 1 / (1 + MARGIN)])
 def test_backends_at_the_margin_are_seldom_called_equal(factor, deviation):
-    """The hardest case, of 8 groups: a single verdict of equality in a report is a failure."""
+    """The hardest case, of 3 groups: a single verdict of equality in a report is a failure."""
     generator = np.random.default_rng(23)
     noise = lambda generator, shape: deviation * generator.standard_normal(shape)  # noqa: E731
     factors = np.array([1.0, factor])
-    found = [compare(draw(generator, noise, 8, 6, ("a", "b"), factors), CONFIDENCE) for _ in range(DRAWS)]
+    found = [compare(draw(generator, noise, 3, 6, ("a", "b"), factors), CONFIDENCE) for _ in range(DRAWS)]
     tested = [[pair.equal <= RATE for pair in pairs] for pairs in found]
     assert sum(map(any, tested)) <= MOST_FALSE
     assert sum(any(pair.verdict == EQUAL for pair in pairs) for pairs in found) <= MOST_FALSE

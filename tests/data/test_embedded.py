@@ -68,12 +68,23 @@ def test_the_vocabulary_is_whole_and_without_unknown_english(embedded, vocab, st
     assert (store.ids == vocab.unk_id).mean() < 0.001
 
 
-def test_another_process_builds_the_same_bytes(embedded, tmp_path):
+def test_other_processes_build_the_same_bytes(library, tmp_path):
     """Hash tables are seeded for each process; nothing may depend on their order."""
-    command = [sys.executable, "-m", "data.embedded", "--output", str(tmp_path), "--vocab_size", "2000"]
-    assert "unigram entropy" in run_command(command).check().stdout
-    for name in ("vocab.txt", "corpus/train-3.txt", "corpus/eval.txt", "corpus.json"):
-        assert (tmp_path / name).read_bytes() == (embedded / name).read_bytes(), name
+    code = "import sys; from data.embedded import build; build(sys.argv[1], 300, sys.argv[2])"
+    one, two = (tmp_path / seed for seed in "12")
+    for output in (one, two):
+        run_command(
+            [sys.executable, "-c", code, str(output), library], env={"PYTHONHASHSEED": output.name}
+        ).check()
+    names = ["vocab.txt", "corpus.json", *(f"corpus/{path.name}" for path in one.glob("corpus/*"))]
+    for name in names:
+        assert (two / name).read_bytes() == (one / name).read_bytes(), name
+    assert len(names) == 2 + 9
+
+
+def test_the_command_says_what_there_is(embedded, capsys):
+    assert main(["--output", str(embedded), "--vocab_size", "2000"]) == 0
+    assert "unigram entropy" in capsys.readouterr().out
 
 
 def test_building_again_does_nothing_until_something_is_missing(tmp_path, library):

@@ -226,7 +226,7 @@ def test_a_cheap_figure_and_its_damage(tmp_path):
     cheap = [each for each in PROGRAMS if each.backends == (ONCE,) and each.seconds <= 5]
     chosen = [each.number for each in cheap]
     page = tmp_path / "page.md"
-    words = ("--figures", ",".join(chosen), "--minutes", "0.15", "--output", page)
+    words = ("--figures", ",".join(chosen), "--minutes", "0.1", "--output", page)
     result = run_command(command(*words), env={"TMPDIR": str(tmp_path)}).check()
     assert re.search(r"\d+ of \d+", result.stdout) and "**" not in page.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "page.md"]

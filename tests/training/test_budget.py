@@ -19,7 +19,7 @@ from training.plan import make_plan
 from training.report import read_metrics
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"
-SECONDS = 6.0
+SECONDS = 3.0
 LR, WARMUP = 0.01, 0.25
 
 

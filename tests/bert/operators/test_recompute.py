@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert.operators import load_operators
-from tests.bert.operators.checking import TRAIN
+from tests.bert.operators.checking import TRAIN, same_in_variants
 from tests.bert.operators.test_squares import DTYPES, attention, feed_forward, inputs
 from tests.training.tiny import make_step, random_batch, same_bits, tiny_network, weights
 
@@ -38,6 +38,7 @@ def test_both_operators(size, dtype):
         assert one.tobytes() == other.tobytes() and one.any(), index
 
 
+@same_in_variants
 @pytest.mark.parametrize("dropout, packs", [(0.2, False), (0.0, True)])
 def test_steps_of_a_network(dropout, packs):
     """With micro-batches, and in a graph, which plans memory by the shapes of outputs."""
