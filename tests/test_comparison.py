@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -38,10 +37,9 @@ def records_of(output: Path) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """Two right backends, one whose ranks train each for itself, one that sums where it should average, one
-    that breaks down."""
+    """Two right backends, one whose ranks train each for itself, one that sums where it should average."""
     output = tmp_path_factory.mktemp("compare") / "out"
-    words = ["--backends", "hvd_mpi", "byteps", "alone", "sum", "crash", "--workers", 2]
+    words = ["--backends", "hvd_mpi", "byteps", "alone", "sum", "--workers", 2]
     words += ["--batch_sizes", 4, "--repeats", 1, "--no_profile"]
     return output, run_command(command(FAULTY, output, *words))
 
@@ -57,17 +55,15 @@ def test_a_wrong_backend_is_wrong_and_not_fast(judged):
         "byteps": "ok",
         "alone": "failed",  # its ranks find out themselves, before they save
         "sum": "wrong",
-        "crash": "failed",
     }
     assert results["alone"]["figures"] is None
     assert "of rank 1 " in results["alone"]["reason"] and "are not rank 0's" in results["alone"]["reason"]
     assert "faulty: alone" in judged[1].stdout
 
 
-def test_a_crash_names_rank_and_reason(judged):
-    record = records_of(judged[0])["crash-2x-float32-4/1"]
-    assert record["failure"] == "exit code 1: rank 1: RuntimeError: this backend breaks down"
-    assert record["intervals"] == [] and not record["out_of_memory"]
+def test_a_failure_names_its_reason(judged):
+    record = records_of(judged[0])["alone-2x-float32-4/1"]
+    assert record["failure"].startswith("exit code 1: ") and not record["out_of_memory"]
     assert record["failure"] in (judged[0] / "report.md").read_text("utf-8")
 
 
@@ -146,29 +142,28 @@ def write_text(directory: Path) -> list[str]:
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):
-    """BytePS with a profile and two repeats: interrupted in the second repeat, which alone is left to do."""
+    """BytePS with a profile and a repeat: interrupted in the second launch, which alone is left to do."""
     output = tmp_path / "out"
-    axes = "--backends byteps --workers 2 --batch_sizes 4 --repeats 2 --profiles 1"
+    axes = "--backends byteps --workers 2 --batch_sizes 4 --repeats 1 --profiles 1"
     words = [*write_text(tmp_path), *axes.split()]
     argv = command(ROOT / "compare.py", output, *words, data=())
     with start_command(argv) as run:
-        until(lambda: len(list((output / "launches").glob("*/*/record.json"))) >= 2, run)
-        time.sleep(1.5)  # into the third launch
+        until(lambda: any(path.stat().st_size for path in output.glob("launches/*/1/run.log")), run)
         run.signal(signal.SIGINT)
         first = run.wait()  # fails if anything is left running
     assert first.returncode == 130, first.describe()
     partial = report_of(output)
-    assert not partial["complete"] and len(partial["launches"]) == 2
+    assert not partial["complete"] and len(partial["launches"]) == 1
     assert "PARTIAL" in (output / "report.md").read_text("utf-8")
     before = {path: path.stat().st_mtime_ns for path in output.glob("launches/*/*/record.json")}
-    assert sorted(path.parent.name for path in before) == ["1", "profile-1"]
+    assert [path.parent.name for path in before] == ["profile-1"]
 
     second = run_command(argv).check()
-    assert "launch 3/3" in second.stdout and "launch 2/3" not in second.stdout
+    assert "launch 2/2" in second.stdout and "launch 1/2" not in second.stdout
     assert "preparing" in first.stdout and "preparing" not in second.stdout
     assert {path: path.stat().st_mtime_ns for path in before} == before
     complete = report_of(output)
-    assert complete["complete"] and len(complete["launches"]) == 3
+    assert complete["complete"] and len(complete["launches"]) == 2
 
     profile = records_of(output)["byteps-2x-float32-4/profile-1"]
     vocabulary, units = 15, 32

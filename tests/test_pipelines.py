@@ -92,7 +92,7 @@ def test_a_stage_that_stops_is_named_and_the_others_end(tmp_path_factory, tmp_pa
     )
     (tmp_path / "embedded").symlink_to(built_once(tmp_path_factory, vocab_size=1024))
     job, directory = Job(Setting("hvd_mpi", 0, tmp_path, tmp_path), 2), tmp_path / "run"
-    with attack_pipelines.started(job, case, directory, comm_timeout=60, num_steps="1000,1") as run:
+    with attack_pipelines.started(job, case, directory, comm_timeout=30, num_steps="1000,1") as run:
         victim = find(run, "mpirun", case.who)
         wait_for_checkpoint(run, directory)
         os.kill(victim, signal.SIGSTOP)

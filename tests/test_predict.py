@@ -393,9 +393,9 @@ def test_a_run_brings_its_vocabulary(weights, corpus, tmp_path, kind):
     if kind == "sentencepiece":
         pytest.importorskip("sentencepiece")
         given = str(tmp_path / "m.model")
-        made = ["--type", kind, "--input", corpus.train, "--output", given, "--vocab_size", "300"]
+        made = ["--type", kind, "--input", corpus.held_out, "--output", given, "--vocab_size", "300"]
         train_vocab.main(made)
-    words = ["--raw", "--data", corpus.train, f"--{kind}", given, "--model", "bert_1_32_2"]
+    words = ["--raw", "--data", corpus.held_out, f"--{kind}", given, "--model", "bert_1_32_2"]
     words += ["--num_steps", "1", "--max_seq_length", "32", "--batch_size", "4"]
     words += ["--num_data_workers", "0", "--progress", "none"]
     config = run_config(parse_options([*words, "--ckpt_dir", str(tmp_path / "run")], ""))

@@ -32,13 +32,15 @@ def options(corpus, ckpt_dir, **changes) -> list[str]:
         **{"raw": True, "data": corpus.train, "vocab": corpus.vocab, "model": "bert_1_32_2", "seed": 3},
         **{"max_seq_length": 32, "batch_size": 256, "use_avg_len": True, "num_buckets": 2, "lr": 0.01},
         **{"num_steps": STEPS, "warmup_ratio": 0.25, "log_interval": 4, "ckpt_interval": 6},
-        **{"peak_tflops": 1, "ckpt_dir": ckpt_dir, **changes},
+        **{"peak_tflops": 1, "cache_dir": Path(corpus.vocab).with_name("tokens"), "ckpt_dir": ckpt_dir},
+        **changes,
     }
     return words_of(chosen)
 
 
 def train(args, ranks=1, launcher="none", **kwargs):
-    return run_ranks(SCRIPT, ranks, launcher, args=args, **kwargs)
+    # One thread each: threads that wait for each other are slow on a busy machine.
+    return run_ranks(SCRIPT, ranks, launcher, args=args, env={"OMP_NUM_THREADS": "1"}, **kwargs)
 
 
 def metrics_of(ckpt_dir) -> list[dict]:

@@ -115,7 +115,7 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
         "--spot",
         "--",
     ]
-    fields = estimator(*words, *OWN, "--num_steps", "200", "--dropout", "0")
+    fields = estimator(*words, *OWN, "--num_steps", "120", "--dropout", "0")
     with sagemaker.start(fields["hyperparameters"]) as run:
         wait_for_file(sagemaker.checkpoints / "metrics.jsonl", text="mlm_loss", run=run)
         os.kill(run.pid, signal.SIGTERM)
@@ -123,11 +123,11 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
     assert result.returncode == 143, result.describe()
     assert "sagemaker_train: SIGTERM; 2 ranks here save and end" in result.stderr
     (step,) = list_steps(str(sagemaker.checkpoints))
-    assert 5 <= step < 200 and not list(sagemaker.model.iterdir())
+    assert 5 <= step < 120 and not list(sagemaker.model.iterdir())
     with sagemaker.start(fields["hyperparameters"]) as run:
         result = run.wait().check()
     assert f"continuing after step {step}" in result.stdout
-    assert {"0000200.params", "0000200.json"} <= {each.name for each in sagemaker.model.iterdir()}
+    assert {"0000120.params", "0000120.json"} <= {each.name for each in sagemaker.model.iterdir()}
 
 
 def test_the_call_has_what_the_plan_says():

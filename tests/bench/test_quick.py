@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from bench import harness, tokenize_text
+from bench.step import CONTESTANTS
 from bench.workers import find_torch_python
 from tests.embedded import built_once
 from tests.processes import ROOT, run_command
@@ -45,12 +47,14 @@ def commands() -> list[str]:
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 @pytest.mark.slow
 def test_all_measurements_run_to_their_end(tmp_path):
-    """As the README has it; only `setup`, which installs, is left out. Their text is not left behind."""
-    words = ["make", "-o", "setup", f"PY={sys.executable}", "bench", "ARGS=--quick"]
+    """As the README has it; only `setup`, which installs, is left out, and one writes its figures. Their text
+    is not left behind."""
+    arguments = f"ARGS=--quick $$(test $$each != step || echo --json {tmp_path}/step.json)"
+    words = ["make", "-o", "setup", f"PY={sys.executable}", "bench", arguments]
     # On a machine that others share they took 11 minutes.
     result = run_command(words, 1700, env={**FOREIGN, "TMPDIR": str(tmp_path)}, cwd=ROOT).check()
     assert not list(tmp_path.glob("tmp.*"))  # the text that they share, in a folder of mktemp's
-    parts = re.split(r"^--- python -m bench\.(\w+) --quick\n", result.stdout, flags=re.MULTILINE)
+    parts = re.split(r"^--- python -m bench\.(\w+) --quick\b.*\n", result.stdout, flags=re.MULTILINE)
     assert parts[1::2] == BY_DEFAULT
     for name, output in zip(parts[1::2], parts[2::2]):
         assert SHOWS[name] in output, name
@@ -58,6 +62,15 @@ def test_all_measurements_run_to_their_end(tmp_path):
         if name in ("step", "finetune") and find_torch_python(None, os.environ) is None:
             (line,) = (line for line in output.splitlines() if "PyTorch" in line)
             assert line.startswith("PyTorch was left out")
+    step = json.loads((tmp_path / "step.json").read_text())
+    assert step["machine"]["cpu"] and step["threads"] >= 1
+    for each in step["results"]:
+        assert each["idle"] < 0.2
+        assert {"ours", "products"} <= set(each["contestants"])  # of bfloat16 no peers
+        for key, figures in each["contestants"].items():
+            assert CONTESTANTS[key].title in result.stdout
+            assert figures["step_s"]["median"] > 0 and figures["peak_bytes"] > 1e7 and figures["of_peak"] > 0
+        assert 10 < each["contestants"]["ours"]["losses"][-1] < 12  # ln 30522 + ln 2
 
 
 def test_every_measurement_has_quick():

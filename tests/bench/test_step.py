@@ -1,8 +1,8 @@
-"""bench/step.py: its counting, its ratios, and workers that fail, hang or go on in the background."""
+"""bench/step.py: its counting, its ratios, and workers that fail, hang or go on in the background
+(the whole: test_quick.py)."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -15,7 +15,7 @@ from bench.harness import in_turns, ratios, spread
 from bench.step import CONTESTANTS, OURS, PRODUCTS, command, plan_sessions, summarize, table
 from bench.work import BATCHES, Work, gflop, products
 from bench.workers import Contestants, Worker, WorkerError, find_torch_python
-from tests.processes import LIMIT, ROOT, run_command, until
+from tests.processes import LIMIT, until
 
 BASE, LARGE = Work("base", 128, "float32"), Work("large", 128, "float32")
 SHORT = BATCHES[128]
@@ -225,28 +225,3 @@ def test_the_machine_is_described(tmp_path):
     assert found["cores"] >= 1 and found["memory_gib"] > 0.5 and found["commit"] == ""
     assert "Chip 9" in machine.line(found)
     assert not machine.describe(tmp_path, tmp_path / "none")["native_bf16"]
-
-
-# the whole
-
-
-def test_the_whole_on_a_tiny_model(tmp_path):
-    """Ours, with the products, without PyTorch. `make bench ARGS=--quick` takes MXNet's operators too
-    (test_quick.py), and fails where a contestant does."""
-    output = tmp_path / "step.json"
-    words = ["-m", "bench.step", "--models", "bert_1_32_2", "--rounds", "2", "--json", str(output)]
-    words += ["--dtypes", "float32", "--lengths", "512"]  # some processors would have bfloat16 too
-    words += ["--contestants", "ours", "products", "torch"]
-    command = [sys.executable, *words]
-    result = run_command(command, cwd=ROOT, env={"TORCH_PYTHON": None}).check()
-    written = json.loads(output.read_text())
-    figures = written["results"][0]["contestants"]
-    present = {"ours", "products"}
-    assert present <= set(figures)
-    for key in present:
-        assert CONTESTANTS[key].title in result.stdout
-        assert figures[key]["step_s"]["median"] > 0 and figures[key]["peak_bytes"] > 1e7
-        assert figures[key]["of_peak"] > 0
-    assert 10 < figures["ours"]["losses"][-1] < 12  # ln 30522 + ln 2
-    assert written["results"][0]["idle"] < 0.2
-    assert written["machine"]["cpu"] and written["threads"] >= 1

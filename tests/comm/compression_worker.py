@@ -1,6 +1,6 @@
 """Promises of the compressions, checked by the ranks themselves; see contract_worker.py.
 
-    python tests/comm/compression_worker.py horovod|byteps OUTPUT_DIRECTORY CASES
+    python tests/comm/compression_worker.py OUTPUT_DIRECTORY CASES
 
 CASES, as JSON: {case: {"options": {"compression": "topk", "compression_k": 0.1, "error_feedback": true},
 "checks": [check, ...]}}, with options as on the command line. A check's name may also be one of
@@ -21,7 +21,7 @@ from contract_worker import CHECKS as CONTRACT
 from contract_worker import digest
 
 from base.errors import InputError
-from comm.compression import HalfCommunicator, byteps_settings, horovod_settings, with_compression
+from comm.compression import HalfCommunicator, byteps_settings, with_compression
 from comm.options import CommunicationConfig
 from tests.comm import compressors
 
@@ -33,12 +33,8 @@ TWO_PIECES = [(1000, 500), (40001,)]
 ONE_PIECE = [(300, 400), (40001,)]
 
 
-def make_communicators(backend, configs):
+def make_communicators(configs):
     """One for each case. Only the last one's `close` leaves the run."""
-    if backend == "horovod":
-        from comm.horovod import HorovodCommunicator
-
-        return [HorovodCommunicator(**horovod_settings(config)) for config in configs]
     import comm.byteps.communicator
     from comm.byteps.library import BytePSLibrary
 
@@ -67,8 +63,8 @@ def make_communicators(backend, configs):
 @functools.lru_cache(maxsize=8)
 def gradient(rank, round, size=SIZE):
     """The rank's contribution, flat. Its values have different scales and a mean that is not 0."""
-    normal = np.random.RandomState([rank, round]).standard_normal(size)
-    result = (normal * np.abs(normal) + 0.3).astype(np.float32)
+    normal = np.random.default_rng([rank, round]).standard_normal(size, np.float32)
+    result = normal * np.abs(normal) + np.float32(0.3)
     result.flags.writeable = False
     return result
 
@@ -97,7 +93,7 @@ class Exchange:
 def check_half(comm, config):
     """float16's precision, range and least numbers."""
     exchange = Exchange(comm)
-    for round in range(3):
+    for round in range(2):
         result = exchange(gradient(comm.rank, round))
         # A cast, a division by size and size - 1 additions, each rounded to 11 bits of numbers up to the
         # largest of the summands.
@@ -119,7 +115,7 @@ def check_half(comm, config):
 
 def check_onebit(comm, config):
     exchange = Exchange(comm)
-    for round in range(3):
+    for round in range(2):
         result = exchange(gradient(comm.rank, round))
         gradients = [gradient(rank, round) for rank in range(comm.size)]
         np.testing.assert_allclose(result, compressors.two_passes(gradients, compressors.onebit), 1e-5)
@@ -129,7 +125,7 @@ def check_onebit(comm, config):
 def check_topk(comm, config):
     exchange = Exchange(comm)
     share = config.compression_k
-    for round in range(3):
+    for round in range(2):
         result = exchange(gradient(comm.rank, round))
         gradients = [gradient(rank, round) for rank in range(comm.size)]
         expected = compressors.two_passes(gradients, lambda x: compressors.topk(x, share))
@@ -144,7 +140,7 @@ def check_randomk(comm, config):
     starts = range(0, SIZE, compressors.PIECE)
     selections = [compressors.RandomK(config.compression_k, 2654435769) for _ in starts]
     seen = set()
-    for round in range(3):
+    for round in range(2):
         result = exchange(gradient(comm.rank, round))
         expected = np.zeros(SIZE)
         for start, select in zip(starts, selections):
@@ -152,14 +148,14 @@ def check_randomk(comm, config):
             expected[chosen] = mean(comm, round)[chosen]
             seen.update(chosen.tolist())
         np.testing.assert_allclose(result, expected, 1e-6, 1e-6)
-    assert len(seen) > 2.8 * config.compression_k * SIZE  # other positions in every round
+    assert len(seen) > 1.9 * config.compression_k * SIZE  # other positions in every round
     return digest(exchange.arrays)
 
 
 def check_dithering(comm, config):
     """The error of one average is below a level of the worker's and one of the server's; the mean of many
     averages comes closer to the true mean as independent errors without a bias do."""
-    size, rounds, levels = 131072, 60, config.compression_k
+    size, rounds, levels = 131072, 30, config.compression_k
     exchange = Exchange(comm, [(size,)])
     own, true = gradient(comm.rank, 0, size), mean(comm, 0, size)
     greatest = [np.abs(gradient(rank, 0, size)).max() for rank in range(comm.size)]
@@ -181,7 +177,7 @@ def check_dithering(comm, config):
 
 
 def check_nothing_is_lost(comm, config):
-    """With error feedback the averages of 20 steps, and of enough steps without a gradient after them, add up
+    """With error feedback the averages of 14 steps, and of enough steps without a gradient after them, add up
     to the sum of the mean gradients; without it they do not. One step is not finite and has no effect."""
     # Pieces matter to what is kept of each; local ranks do not.
     shapes = TWO_PIECES if config.error_feedback and comm.local_size == 1 else ONE_PIECE
@@ -189,7 +185,7 @@ def check_nothing_is_lost(comm, config):
     exchange = Exchange(comm, shapes)
     total, true = np.zeros(size), np.zeros(size)
     halfway = None
-    for round in range(20):
+    for round in range(14):
         own = gradient(comm.rank, round, size).copy()
         if round == 7:
             own[12345 + comm.rank] = [np.nan, np.inf][comm.rank % 2]
@@ -197,7 +193,7 @@ def check_nothing_is_lost(comm, config):
             continue
         total += exchange(own)
         true += mean(comm, round, size)
-        if round == 9:
+        if round == 6:
             halfway = np.abs(total - true).mean()
     at_the_end = np.abs(total - true).mean()
     # topk sends a tenth of a piece in each step; randomk leaves a value out 45 times with a chance of 2e-8.
@@ -317,10 +313,10 @@ def run_case(name, checks, config, inner, write):
 
 
 def main():
-    backend, directory, text = sys.argv[1:]
+    directory, text = sys.argv[1:]
     cases = json.loads(text)
     configs = [CommunicationConfig(**case["options"]) for case in cases.values()]
-    communicators = make_communicators(backend, configs)
+    communicators = make_communicators(configs)
     with open(Path(directory) / f"{communicators[0].rank}.jsonl", "w", encoding="utf-8") as file:
 
         def write(record):

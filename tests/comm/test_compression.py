@@ -38,6 +38,7 @@ HALF_CONTRACT = [
     "barrier",
     "refusals",
 ]
+# float16 over Horovod: "average_float16" there.
 HALF = ["half", *HALF_CONTRACT, "sums_arrive_as_they_are"]
 PIECES = ["zeros", "not_finite", "traffic"]
 # What does not depend on the compressor: what is small, and what is no average, travels as it is.
@@ -57,10 +58,8 @@ class Case(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch takes its cases one after the other. `local_ranks`: ranks of a BytePS worker."""
+    """One launch over BytePS takes its cases one after the other. `local_ranks`: ranks of a worker."""
 
-    backend: str
-    launcher: str
     ranks: int
     local_ranks: int
     cases: Mapping[str, Case]
@@ -68,7 +67,7 @@ class Launch(NamedTuple):
 
 WORKERS = {
     "none-byteps": Case("none", None, False, ["traffic"]),
-    "fp16-byteps": Case("fp16", None, False, ["half", "traffic"]),
+    "fp16-byteps": Case("fp16", None, False, [*HALF, "traffic"]),
     "onebit": Case("onebit", None, False, [*PIECES, "onebit"]),
     "topk": Case("topk", 0.01, False, [*PIECES, *OF_ANY, "topk", "nothing_is_lost"]),
     "randomk": Case("randomk", 0.01, False, ["randomk", *PIECES]),
@@ -77,13 +76,12 @@ WORKERS = {
     "randomk-kept": Case("randomk", 0.4, True, KEPT),
 }
 LOCAL_RANKS = {
-    "none-local": Case("none", None, False, [*SOME, "average_again_and_again"]),
+    "none-local": Case("none", None, False, [*SOME, "average_again_and_again", "average_of_a_large_array"]),
     "topk-kept-local": Case("topk", 0.1, True, ["nothing_is_lost"]),
 }
 LAUNCHES = [
-    Launch("horovod", "mpirun", 2, 1, {"fp16-mpi-2": Case("fp16", None, False, HALF)}),
-    Launch("byteps", "byteps", 2, 1, WORKERS),
-    Launch("byteps", "byteps", 4, 2, LOCAL_RANKS),
+    Launch(2, 1, WORKERS),
+    Launch(4, 2, LOCAL_RANKS),
 ]
 LAUNCH_OF = {name: launch for launch in LAUNCHES for name in launch.cases}
 # A round's bytes as a share of those without compression, at most.
@@ -154,12 +152,12 @@ def start(launch, directory, own_network):
     result = run_ranks(
         WORKER,
         launch.ranks,
-        launch.launcher,
+        "byteps",
         env={"OMP_NUM_THREADS": "1", "BYTEPS_DIRECT": str(int(not counted))},
-        args=[launch.backend, directory, json.dumps(cases)],
+        args=[directory, json.dumps(cases)],
         cwd=working,
         prefix=own_network,
-        **({"local_ranks": launch.local_ranks} if launch.launcher == "byteps" else {}),
+        local_ranks=launch.local_ranks,
     )
     records = [read_records(directory / f"{rank}.jsonl") for rank in range(launch.ranks)]
     left = [path.name for path in working.iterdir()]  # no lr.s, and nothing else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple, Sequence
 
 import pytest
 
+from tests import namespaces
 from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("contract_worker.py")
@@ -46,12 +48,11 @@ RUNS = {
     "horovod-alone": Run("horovod", "none", 1),
     "horovod-mpi-2": Run("horovod", "mpirun", 2, 2),
     "horovod-mpi-3": Run("horovod", "mpirun", 3, 3, OF_THREE),
-    "horovod-divided-4": Run("divided", "mpirun", 4, 4, ["messages", "groups", *SOME, "barrier", "close"]),
     "horovod-gloo-2": Run("horovod", "gloo", 2, 2, OTHERS),
     "byteps-alone": Run("byteps", "none", 1),
     "byteps-2-workers": Run("byteps", "byteps", 2),
-    "byteps-3-workers": Run("byteps", "byteps", 3, 1, [*SOME, "average_of_nan_and_inf", "barrier", "close"]),
-    # 2 local ranks have the bits of Horovod's in test_equality.py; 2 workers of 2 are in test_compression.py.
+    # 2 local ranks have the bits of Horovod's in test_equality.py; 2 workers of 2 are in test_compression.py,
+    # and the sums of 3 in tests/native/test_byteps.py.
     "byteps-3-local": Run("byteps", "byteps", 3, 3),
 }
 
@@ -115,15 +116,23 @@ def test_contract(launch, name, check):
         assert max(apart) > 0.1 or size == 1
 
 
-@pytest.mark.parametrize("two_hosts", [2], indirect=True)
-def test_two_ranks_on_each_of_two_hosts(two_hosts, tmp_path):
+def test_two_ranks_on_each_of_two_hosts(tmp_path):
     """mpirun over two network namespaces of this machine (see tests/namespaces.py), which Horovod sees as two
-    hosts, not as one with all the ranks."""
-    before = [two_hosts.received(0), two_hosts.received(1)]
-    run = Run("horovod", "mpirun", 4, 2, [*SOME, "average_in_place"])
-    options = {"prefix": two_hosts.prefix, "launcher_args": two_hosts.mpirun_args}
-    for ranks in start(run, tmp_path, **options).values():
-        look_at(ranks, 4, 2)
-    # 40 arrays of up to 400 kB; a packet carries at most 64 kB.
-    for host in (0, 1):
-        assert two_hosts.received(host) - before[host] > 100
+    hosts, not as one with all the ranks. Where there are none, all are on one host. Its ranks can be divided:
+    into groups, which exchange messages."""
+    checks = ["messages", "groups", *SOME, "average_in_place", "barrier", "close"]
+    run = Run("divided", "mpirun", 4, 2, checks)
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(namespaces.two_hosts(tmp_path, slots=2))
+        except namespaces.Unavailable:
+            run = run._replace(local_ranks=4)
+            found = start(run, tmp_path)
+        else:
+            before = [hosts.received(0), hosts.received(1)]
+            found = start(run, tmp_path, prefix=hosts.prefix, launcher_args=hosts.mpirun_args)
+            # 40 arrays of up to 400 kB; a packet carries at most 64 kB.
+            for host in (0, 1):
+                assert hosts.received(host) - before[host] > 100
+    for ranks in found.values():
+        look_at(ranks, 4, run.local_ranks)

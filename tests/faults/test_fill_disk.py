@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +32,8 @@ def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
         words = words_of({
             "raw": True, "num_steps": 4000, "ckpt_interval": 5, "log_interval": 10, "max_seq_length": 32,
             "batch_size": 64, "model": "bert_1_32_2", "lr": 0.001, "warmup_ratio": 0.1, "data": corpus.train,
-            "vocab": corpus.vocab, "cache_dir": tmp_path / "tokens", "ckpt_dir": place / "ckpt",
-            "peak_tflops": 1,
+            "vocab": corpus.vocab, "cache_dir": Path(corpus.vocab).with_name("tokens"),
+            "ckpt_dir": place / "ckpt", "peak_tflops": 1,
         })  # fmt: skip
         script = ROOT / "run_pretraining_hvd.py"
         result = run_ranks(script, 2, "mpirun", args=words)

@@ -46,7 +46,7 @@ def run(together, collectives):
 @pytest.mark.parametrize(
     "task, ranks, library",
     [
-        *(("all_operations", ranks, "native") for ranks in (1, 3, 4)),  # every type, against NumPy
+        *(("all_operations", ranks, "native") for ranks in (1, 3)),  # every type, against NumPy
         *(("groups", ranks, "native") for ranks in (1, 4)),  # one runs in order at its end
         *(("halves", 2, library) for library in ("native", "portable")),  # float16 is rounded as NumPy rounds
         ("many", 4, "native"),
