@@ -189,11 +189,13 @@ class Loop:
 def make_step(run: Run, micro_batches: int, before_update: Callable[[], None] = lambda: None) -> TrainStep:
     """The step over the whole network, or over this rank's stage of it; `before_update` as in
     StepSettings."""
-    here = run.ranks.coordinates
+    here, drops = run.ranks.coordinates, any(run.config.model.rates)
     settings = StepSettings(
         micro_batches,
         run.config.optimization.clip_norm,
-        lambda step, number: dropout_seed(run.seed, step, here.data_rank + here.data_size * number),
+        lambda step, number: (
+            dropout_seed(run.seed, step, here.data_rank + here.data_size * number) if drops else None
+        ),
         before_update,
         run.guard.off,
     )

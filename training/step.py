@@ -56,8 +56,8 @@ class StepSettings:
         accumulate: micro-batches of this rank in a step.
         clip_norm: greatest global norm of the averaged gradient; 0 turns clipping off.
         random_seed_of: numbers of a step and of this rank's micro-batch in it, from 0 -> seed of the dropout
-            masks. MXNet's generators cannot be saved, so each micro-batch starts from a seed of its own; a
-            resumed run then draws the same.
+            masks, None without dropout. MXNet's generators cannot be saved, so each micro-batch starts from a
+            seed of its own; a resumed run then draws the same.
         before_update: called when all ranks have agreed, before anything that a checkpoint holds is changed.
         off: loss over all ranks and gradient norm of a step -> why it shall be skipped; "" where it shall
             not.
@@ -65,7 +65,7 @@ class StepSettings:
 
     accumulate: int
     clip_norm: float
-    random_seed_of: Callable[[int, int], int]
+    random_seed_of: Callable[[int, int], int | None]
     before_update: Callable[[], None] = lambda: None
     off: Callable[[float, float], str] = lambda loss, norm: ""
 
@@ -204,13 +204,18 @@ class TrainStep:
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
         for number, batch in enumerate(batches):
-            mx.random.seed(self._settings.random_seed_of(step, number))
+            self._seed(step, number)
             with mx.autograd.record():
                 loss, sums, *_ = self._network(*self._task.inputs(batch, self._device), *factors)
             loss.backward()
             self._accumulation.after_backward()
             total += sums
         return total
+
+    def _seed(self, step: int, number: int) -> None:
+        seed = self._settings.random_seed_of(step, number)
+        if seed is not None:
+            mx.random.seed(seed)  # as long as an operator of a small model
 
     def _pack_weights(self) -> None:
         if not self._packed:

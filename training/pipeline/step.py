@@ -209,7 +209,7 @@ class PipelineStep(TrainStep):
         """The pass of a micro-batch: activations and None, or the loss and the sums."""
         network = self._network
         arrays = self._task.inputs(batch, self._device)[network.takes]
-        mx.random.seed(self._settings.random_seed_of(step, number))
+        self._seed(step, number)
         network.skip_dropout(*batch.input_ids.shape)
         with mx.autograd.record():
             # Handles of their own for the factors: see bert.fused._Packed.
