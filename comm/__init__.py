@@ -7,6 +7,7 @@ mpi          messages between two ranks, over MPI
 horovod      the exchange over Horovod, and MPI for messages
 byteps/      all of BytePS
 numbering    equal shares for its servers
+buckets      neighbouring arrays that travel as one
 bits         arrays as whole numbers, for sums that keep every bit
 compression  averages in fewer bytes, and communicators that compress
 watch/       limits to waiting

@@ -385,7 +385,8 @@ def test_training_knows_communicators_by_their_interface():
         for name in of_project(path)
         if package_of(name) == "comm"
     }
-    assert taken == {"comm.base", "comm.bits", "comm.options"}  # bits: the memory of arrays, no communicator
+    # bits, buckets: the memory of arrays, no communicator
+    assert taken == {"comm.base", "comm.bits", "comm.buckets", "comm.options"}
 
 
 def test_the_scripts_import_mxnet_after_the_threads_are_set():
