@@ -185,6 +185,8 @@ def _watch(
         has_ranks = limits.wake and any(map(_is_rank, _children(part.pid)))
         if had_ranks and not has_ranks:
             os.kill(part.pid, signal.SIGCHLD)  # `sleep` then leaves out what is left of a second
+            if silence:
+                silence.seconds = min(silence.seconds, limits.silence / 2)  # the run is over in any case
         had_ranks |= has_ranks
         orders = []
         if wakeup in ready and any(byte != signal.SIGCHLD for byte in os.read(wakeup, 512)):
@@ -233,7 +235,7 @@ class Silence:
     def __init__(self, repetitions: Callable[[], Iterator[tuple[str, int, str]]], seconds: float):
         """Prepares; `repetitions` gives connections on which something is sent again and again: socket, how
         often it was in vain, address of the other end."""
-        self._repetitions, self._seconds = repetitions, seconds
+        self._repetitions, self.seconds = repetitions, seconds
         self._repeated: dict[str, tuple[float, int]] = {}  # by socket: since when, and how often by now
 
     def peer(self) -> str | None:
@@ -245,7 +247,7 @@ class Silence:
             if count < last:  # something was acknowledged in between
                 since = now
             self._repeated[socket] = (since, count)
-            silent = address if now - since >= self._seconds else silent
+            silent = address if now - since >= self.seconds else silent
         return silent
 
 
