@@ -43,7 +43,6 @@ from hosts.launching.over_mpirun import PRRTE
 from hosts.mpirun import version
 
 ROOT = Path(__file__).resolve().parent.parent
-STARTUP = str(ROOT / "tests" / "startup")  # of Python in the processes of tests
 # Figures of metrics.jsonl that no two runs share.
 OF_TIME = (
     "time",
@@ -278,9 +277,7 @@ class Run:
         env = dict(os.environ)
         # The launcher's temporary files go with this run's directory.
         env.update({MARKER: self._marker, "TMPDIR": str(self._directory), "PYTHONUNBUFFERED": "1"})
-        # Not in attacks on real runs, which are no tests.
-        startup = [STARTUP] if "PYTEST_CURRENT_TEST" in os.environ else []
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*startup, str(ROOT), os.environ.get("PYTHONPATH")]))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         if self._shared_memory.is_dir():
             env["OMPI_MCA_btl_vader_backing_directory"] = str(self._shared_memory)
         for name, value in (changes or {}).items():

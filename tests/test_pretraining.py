@@ -56,11 +56,10 @@ def same_checkpoint(first: Path, second: Path, step: int) -> None:
 
 @pytest.fixture(scope="module")
 def two_ranks(corpus, tmp_path_factory):
-    """An uninterrupted run of two Horovod processes over MPI, with evaluation. It measures its peak and draws
-    its losses."""
+    """An uninterrupted run of two Horovod processes over MPI, with evaluation. It measures its peak."""
     directory = tmp_path_factory.mktemp("two")
     args = options(corpus, directory, data_eval=corpus.held_out, accumulate=2, peak_tflops=None)
-    return directory, train(args, 2, "mpirun", env={"PICTURES": "1"}).check()
+    return directory, train(args, 2, "mpirun").check()
 
 
 @pytest.fixture(scope="module")

@@ -419,8 +419,7 @@ def own_text(tmp_path_factory, corpus) -> OwnText:
     run_command([sys.executable, *substituted(vocabulary.words[1:])], cwd=directory).check()
     before, options = split_at_script(training)
     ranks = int(before[before.index("-np") + 1])
-    env = {"PICTURES": "1"}  # among the files that the guide lists
-    result = run_ranks(ROOT / SCRIPT, ranks, args=substituted(options), cwd=directory, env=env).check()
+    result = run_ranks(ROOT / SCRIPT, ranks, args=substituted(options), cwd=directory).check()
     return OwnText(directory, result)
 
 
