@@ -37,9 +37,10 @@ def records_of(output: Path) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """Two right backends, one whose ranks train each for itself, one that sums where it should average."""
+    """Two right backends, one whose ranks train each for itself, one that sums where it should average, one
+    that breaks down."""
     output = tmp_path_factory.mktemp("compare") / "out"
-    words = ["--backends", "hvd_mpi", "byteps", "alone", "sum", "--workers", 2]
+    words = ["--backends", "hvd_mpi", "byteps", "alone", "sum", "crash", "--workers", 2]
     words += ["--batch_sizes", 4, "--repeats", 1, "--no_profile"]
     return output, run_command(command(FAULTY, output, *words))
 
@@ -55,15 +56,17 @@ def test_a_wrong_backend_is_wrong_and_not_fast(judged):
         "byteps": "ok",
         "alone": "failed",  # its ranks find out themselves, before they save
         "sum": "wrong",
+        "crash": "failed",
     }
     assert results["alone"]["figures"] is None
     assert "of rank 1 " in results["alone"]["reason"] and "are not rank 0's" in results["alone"]["reason"]
     assert "faulty: alone" in judged[1].stdout
 
 
-def test_a_failure_names_its_reason(judged):
-    record = records_of(judged[0])["alone-2x-float32-4/1"]
-    assert record["failure"].startswith("exit code 1: ") and not record["out_of_memory"]
+def test_a_crash_names_rank_and_reason(judged):
+    record = records_of(judged[0])["crash-2x-float32-4/1"]
+    assert record["failure"] == "exit code 1: rank 1: RuntimeError: this backend breaks down"
+    assert record["intervals"] == [] and not record["out_of_memory"]
     assert record["failure"] in (judged[0] / "report.md").read_text("utf-8")
 
 

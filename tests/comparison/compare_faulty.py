@@ -1,4 +1,4 @@
-"""compare.py with three more backends, which are faulty: see faulty_training.py."""
+"""compare.py with four more backends, which are faulty: see faulty_training.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from comparison.main import main
 from training.entry import exit_code
 
 SCRIPT = Path(__file__).resolve().with_name("faulty_training.py")
-FAULTS = {"alone": "alone", "sum": "sum", "memory": "memory 2000"}
+FAULTS = {"alone": "alone", "sum": "sum", "crash": "crash", "memory": "memory 2000"}
 FAULTY = {
     name: Backend(name, f"faulty: {name}", SCRIPT, MPIRUN, {"FAULT": fault}) for name, fault in FAULTS.items()
 }

@@ -1,8 +1,8 @@
 """run_pretraining_hvd.py over a faulty communicator, as the ranks' script of backends that must be found out.
 
 FAULT in the environment: `alone` (gradients are not exchanged at all), `sum` (gradients are added up and not
-divided by the number of ranks, as the factor is lost) or `memory` (the process may take no
-more than so many MiB from the time that it has joined: `memory 600`).
+divided by the number of ranks, as the factor is lost), `crash` (rank 1 fails in step 3) or `memory` (the
+process may take no more than so many MiB from the time that it has joined: `memory 600`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> int:
 
     fault, _, size = os.environ["FAULT"].partition(" ")
     join, scaled_average = HorovodCommunicator.__init__, HorovodCommunicator.scaled_average
+    steps = 0
 
     def joined(self, *args, **kwargs):
         join(self, *args, **kwargs)
@@ -37,6 +38,10 @@ def main() -> int:
             resource.setrlimit(resource.RLIMIT_AS, (now + int(size) * 2**20,) * 2)
 
     def averaged(self, arrays):
+        nonlocal steps
+        steps += 1
+        if fault == "crash" and self.rank == 1 and steps == 3:
+            raise RuntimeError("this backend breaks down")
         factor = 1.0 if fault == "alone" else scaled_average(self, arrays)
         return 1.0 if fault == "sum" else factor
 
