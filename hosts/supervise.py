@@ -18,7 +18,8 @@ connection up: keepalive only works where nothing that was sent is on its way. m
 without a line to the launcher: `--unattended`.
 
 With `--wake`, for Open MPI 4's mpirun and its daemons, a part gets signals when the ranks that it has started
-have ended: after a failure they sleep for a fixed time, one after the other, before they look at that.
+have ended: after a failure they sleep for a fixed time, one after the other, before they look at that. Then
+half of `--silence` is enough, too.
 
 On another host the connection may be cut without an end, and its ssh server notices that after hours, if
 at all. So with `--line SECONDS` this program writes `alive` from time to time, looks in the kernel's table

@@ -40,8 +40,7 @@ def options(corpus, ckpt_dir, **changes) -> list[str]:
 
 def train(args, ranks=1, launcher="none", **kwargs):
     # One thread each: threads that wait for each other are slow on a busy machine.
-    env = {"OMP_NUM_THREADS": "1", **kwargs.pop("env", {})}
-    return run_ranks(SCRIPT, ranks, launcher, args=args, env=env, **kwargs)
+    return run_ranks(SCRIPT, ranks, launcher, args=args, env={"OMP_NUM_THREADS": "1"}, **kwargs)
 
 
 def metrics_of(ckpt_dir) -> list[dict]:

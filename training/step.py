@@ -215,7 +215,7 @@ class TrainStep:
     def _seed(self, step: int, number: int) -> None:
         seed = self._settings.random_seed_of(step, number)
         if seed is not None:
-            mx.random.seed(seed)  # as long as an operator of a small model
+            mx.random.seed(seed)  # takes as long as an operator of a small model
 
     def _pack_weights(self) -> None:
         if not self._packed:

@@ -1,13 +1,12 @@
 """One rank of a training run whose result must not depend on how its ranks exchange gradients.
 
-    python tests/comm/equality_worker.py local|horovod|byteps OUTPUT_DIRECTORY [RANKS [SEED [STEPS]]]
+    python tests/comm/equality_worker.py local|horovod|byteps OUTPUT_DIRECTORY [RANKS [SEED]]
 
 It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<run>. and an ending: steps.json
 (what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
 (after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one
 rank's after the other's, and so the same global batch; it trains ROUNDED times more with gradients that are
-rounded at random, which shows how much rounding matters to these runs. SEED is that of the data. STEPS is 50
-by default.
+rounded at random, which shows how much rounding matters to these runs. SEED is that of the data.
 OMP_NUM_THREADS=1 is the caller's to set: sums in several threads are formed in another order.
 RANKS_DEVICE=gpu (bench/gpu.py) gives each rank the GPU of its place.
 """
@@ -36,6 +35,7 @@ from training.step import TrainStep
 RANKS = 2
 RUNS = {"accumulate-1": 1, "accumulate-3": 3, "accumulate-1-again": 1}  # name: micro-batches of a rank
 ROUNDED = 4
+STEPS = 50
 OVERFLOW_STEP = 20
 DATA_REPEATS_AFTER = 5  # steps: the model learns these by heart, and the losses show every lost update
 # Every micro-batch has as many sequences and masked tokens as any other. A rank divides by its own numbers, a
@@ -49,11 +49,10 @@ HUGE_WEIGHT = 2.0**120  # times the loss scale it is beyond float32's range
 
 @dataclass(frozen=True)
 class World:
-    """Ranks of the global batch, the seed of its content, and the number of steps."""
+    """Ranks of the global batch, and the seed of its content."""
 
     ranks: int = RANKS
     seed: int = 0
-    steps: int = 50
 
 
 class Rounding(LocalCommunicator):
@@ -116,7 +115,7 @@ def train(communicator: Communicator, accumulate: int, path: Path, world: World)
     scaler = DynamicScaler(growth_interval=GROWTH_INTERVAL)
     take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
     seen: dict[str, list[Any]] = {"sums": [], "grad_norm": [], "applied": [], "scale": []}
-    for step in range(1, world.steps + 1):
+    for step in range(1, STEPS + 1):
         batches = [batch for rank in shares for batch in micro_batches(step, accumulate, rank, world)]
         seen["scale"].append(scaler.scale)
         result = take_step(step, batches, lr=LR)

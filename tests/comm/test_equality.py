@@ -1,7 +1,7 @@
 """The same training, whatever exchanges the gradients: one process, Horovod over MPI, BytePS with two workers
 and with two local ranks. (That Gloo has the bits of MPI: tests/test_pretraining.py.)
 
-A tiny BERT learns with training.step.TrainStep and LAMB for 26 steps, with one micro-batch and with three for
+A tiny BERT learns with training.step.TrainStep and LAMB for 50 steps, with one micro-batch and with three for
 each of two ranks, with clipping, a dynamic loss scale, and at step 20 a gradient that overflows on one rank
 only. The process of its own takes the micro-batches of both ranks. (equality_worker.py has the numbers.)
 
@@ -38,6 +38,7 @@ from tests.comm.equality_worker import (
     RANKS,
     ROWS,
     RUNS,
+    STEPS,
 )
 from tests.faults.compare_backends import Seen, compared, read, rounded, same_steps
 from tests.processes import run_ranks
@@ -45,7 +46,6 @@ from tests.training.tiny import same_bits
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 ALONE = "one-process"
-STEPS = 26  # five after the overflow, in which the same data return
 # name: (communicator, ranks, launcher, its options)
 VARIANTS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     ALONE: ("local", 1, "none", {}),
@@ -78,7 +78,7 @@ def launch(variant: str, directory: Path) -> dict[str, list[Seen]]:
         ranks,
         launcher,
         env={"OMP_NUM_THREADS": "1"},
-        args=[backend, directory, RANKS, 0, STEPS],
+        args=[backend, directory],
         **options,
     )
     result.check()
@@ -104,9 +104,9 @@ def test_the_run_is_one_worth_comparing(runs_of, run):
     overflowed = np.arange(1, STEPS + 1) == OVERFLOW_STEP
     assert np.array_equal(np.isfinite(norms), ~overflowed)
     assert np.array_equal(steps["applied"], ~overflowed)
-    assert np.mean(norms[~overflowed] > CLIP_NORM) > 0.6
+    assert np.mean(norms[~overflowed] > CLIP_NORM) > 0.8
     learned = losses(alone, RUNS[run])
-    assert learned[-5:].mean() < 0.93 * learned[:5].mean()
+    assert learned[-5:].mean() < 0.85 * learned[:5].mean()
     # From one step to the next the scale doubles after GROWTH_INTERVAL good ones, and halves in one place.
     factors = np.divide(steps["scale"][1:], steps["scale"][:-1])
     assert np.flatnonzero(factors == 0.5).tolist() == [OVERFLOW_STEP - 1]

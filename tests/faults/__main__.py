@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     programs = [each for each in PROGRAMS if each.number in chosen]
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # ranks are as many as cores
     facts = _facts(options)
-    page = Page() if options.output is None or options.anew else read(options.output.with_suffix(".json"))
+    fresh = options.output is None or options.anew or options.case
+    page = Page() if fresh else read(options.output.with_suffix(".json"))
     try:
         page.check(facts, options.output)
     except InputError as error:

@@ -22,8 +22,8 @@ LEAST = 0.8
 # Steps of about 0.1 s, so that a checkpoint is due every 40 s.
 OPTIONS: dict[str, Any] = {
     **{"stages": None, "data_eval": None, "model": "bert_2_128_2", "max_seq_length": 64, "batch_size": 16},
-    **{"num_steps": 10**6},
-    **{"lr": 0.001, "warmup_ratio": 0.01, "ckpt_interval": 400, "keep_checkpoints": 3, "num_buckets": None},
+    **{"num_steps": 10**6, "lr": 0.001, "warmup_ratio": 0.01, "ckpt_interval": 400, "keep_checkpoints": 3},
+    **{"num_buckets": None},
 }
 
 
@@ -88,11 +88,7 @@ def told(recoveries: Sequence[Recovery]) -> str:
     """Median seconds from a failure to the next step by how it failed, and those of the phases."""
 
     def how(one: Recovery) -> str:
-        return (
-            "process " + {"kill": "killed", "stop": "stopped"}[one.kind[:4]]
-            if one.kind[:4] in ("kill", "stop")
-            else one.kind
-        )
+        return {"kill": "process killed", "stop": "process stopped"}.get(one.kind[:4], one.kind)
 
     texts = []
     for name, each in itertools.groupby(sorted(recoveries, key=how), how):

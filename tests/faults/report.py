@@ -48,10 +48,11 @@ class Page:
     damaged_by: tuple[int, ...] = ()
 
     def check(self, facts: dict[str, Any], path: Path) -> None:
-        """Raises InputError where the figures are of another commit or seed than `facts`."""
+        """Raises InputError where the figures are of another commit or seed than `facts`, or of code that no
+        commit has ("abc+")."""
         for each in self.commands:
             for name in ("commit", "seed"):
-                if each[name] != facts[name]:
+                if each[name] != facts[name] or str(facts[name]).endswith("+"):
                     raise InputError(
                         f"{path}: has figures of {name} {each[name]}, this is {facts[name]}: "
                         "--anew begins a new page, --output FILE writes another"

@@ -115,7 +115,7 @@ def test_the_page_goes_on_with_what_other_commands_measured(tmp_path):
     assert "| 77, 78, damages | a machine | today | abc | 1 | 3 |" in page
     assert "| 78 | a machine | today | abc | 4 | 3 |" in page
     assert "| 77 | a damage | all | yes | other bits |" in page
-    for changes in ({"commit": "abd"}, {"seed": 4}):
+    for changes in ({"commit": "abd"}, {"commit": "abc+"}, {"seed": 4}):
         with pytest.raises(InputError, match="--anew begins a new page"):
             read(path.with_suffix(".json")).check({**FACTS, **changes}, path)
 

@@ -7,9 +7,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import pytest
 
 from base.errors import InputError, NotFiniteError, TrainingError
+from bert.model import network_parameters
 from comm.base import CommunicationError
 from comm.local import LocalCommunicator
 from tests.faults.disks import can_mount, full, small_disk
@@ -100,6 +102,46 @@ def test_an_update_is_not_saved_in_its_middle(tmp_path, whole, monkeypatch):
         trained(tmp_path / "run", *SELDOM)
     assert said == ["step 4 is saved, --resume continues"]
     assert list_steps(str(tmp_path / "run")) == [4] and same(tmp_path / "run", whole, 4)
+
+
+class Waiting(mx.operator.CustomOp):
+    """Copies its input when it may."""
+
+    released = threading.Event()
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.released.wait(60)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("waiting")
+class WaitingProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Waiting()
+
+
+def test_weights_are_saved_while_a_pass_that_will_not_end_counts_as_a_write_to_them(tmp_path, monkeypatch):
+    """As the next step's forward pass does, where it waits for a sum of ranks that are lost."""
+    fused = ("--operators", "fused")
+    assert trained(tmp_path / "whole", *SHORT, *fused, "--ckpt_interval", "3") == 0
+    write, runs = Rescue._write, []
+
+    def act() -> None:
+        for parameter in network_parameters(runs[0].model.network).values():
+            parameter.data()[:] = mx.nd.Custom(parameter.data(), op_type="waiting")
+        lose()
+
+    def written(self: Rescue, place: str) -> str:
+        try:
+            return write(self, place)
+        finally:
+            Waiting.released.set()
+
+    monkeypatch.setattr(Rescue, "_write", written)
+    monkeypatch.setattr(Rescue, "__enter__", lambda self: runs.append(self._run) or self)
+    with pytest.raises(CommunicationError):
+        trained(tmp_path / "run", *SELDOM, *fused, communicator=Meeting(4, act))
+    assert list_steps(str(tmp_path / "run")) == [3] and same(tmp_path / "run", tmp_path / "whole", 3)
 
 
 def test_what_the_disk_does_not_take_stays_left_behind(tmp_path, whole, monkeypatch):

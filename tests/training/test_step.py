@@ -205,6 +205,38 @@ def test_the_passes_are_queued_while_the_counts_travel():
     assert Late.in_time, "the step has waited for the counts before it queued its passes"
 
 
+class Noted(LocalCommunicator):
+    """Has the arrays that two ranks would exchange."""
+
+    size, together = 2, 1 << 14
+
+    def scaled_average(self, arrays):
+        self.arrays = list(arrays)
+        return 1.0
+
+
+@pytest.mark.parametrize("operators", ["mxnet", "fused"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_small_gradients_are_exchanged_together(count, operators):
+    """The same bits as by themselves, in few arrays, none of which is a copy; also in a second step."""
+    if operators == "fused" and not load_operators():
+        pytest.skip("the operators are not built")
+    batches, found = uneven_batches(count), []
+    for communicator in (Noted(), LocalCommunicator()):
+        network = tiny_network(spread=SPREAD, operators=operators)
+        step, _ = make_step(network, count, communicator=communicator)
+        for number in (1, 2):
+            step(number, batches, lr=0.01)
+        found.append([each.asnumpy() for each in step.gradients])
+        if isinstance(communicator, Noted):
+            exchanged = [each.asnumpy().ravel() for each in communicator.arrays]
+            assert len(exchanged) < len(step.gradients) / 3
+            communicator.arrays[-1][:] = 7
+            assert np.all(step.gradients[-1].asnumpy() == 7)
+    assert np.concatenate(exchanged).tobytes() == b"".join(each.tobytes() for each in found[0])
+    assert [each.tobytes() for each in found[0]] == [each.tobytes() for each in found[1]]
+
+
 class TestCountedNorm:
     """Layers on the fused operators count the squares of their weights' gradients as they write them."""
 
