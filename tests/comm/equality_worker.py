@@ -57,8 +57,8 @@ class World:
 
 class Rounding(LocalCommunicator):
     """Rounds gradients at random as much as another order of their sums may. Of n addends each counts as one
-    that is off by at most (n - 1) units of rounding (Higham, Accuracy and Stability, section 4.2); how large
-    the addends are, the number itself and the root of its array's mean square say."""
+    that is off by at most (n - 1) units of rounding (Higham, Accuracy and Stability, section 4.2), and as one
+    as large as the sum. (Added to that the root of the array's mean square makes no difference.)"""
 
     def __init__(self, addends: int, seed: int):
         self._unit = (addends - 1) * 2.0**-24
@@ -67,9 +67,7 @@ class Rounding(LocalCommunicator):
     def scaled_average(self, arrays: Sequence[Any]) -> float:
         for array in arrays:
             values = array.asnumpy().astype(np.float64)
-            if np.isfinite(values).all():
-                size = np.abs(values) + np.sqrt(np.mean(values**2))
-                array[:] = values + self._unit * size * self._rng.uniform(-1, 1, values.shape)
+            array[:] = values * (1 + self._unit * self._rng.uniform(-1, 1, values.shape))
         return super().scaled_average(arrays)
 
 

@@ -27,7 +27,7 @@ def test_one_of_the_ranks_that_are_left_saves(backend, who, shared, tmp_path):
     setting = Setting(backend, 0, tmp_path / "work", shared, calm=False)
     failures = []
     for seed in range(3):
-        tally = attempt(setting, {"who": who, "seed": str(seed)})
+        tally = attempt(setting, {"who": who, "when": "steps", "seed": str(seed)})
         if tally.held:
             return
         failures += tally.failures
