@@ -51,8 +51,9 @@ def named_memory():
 
 
 def succeed(ended):
-    failed = {name: end for name, end in ended.items() if end.code != 0}
-    assert not failed, failed
+    # Whole, for whoever reads only this: pytest shows a few of them, and the ends of their texts.
+    failed = [f"{name}: {end.code}\n{end.output}" for name, end in ended.items() if end.code != 0]
+    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.parametrize(("workers", "local_ranks"), [(1, 1), (1, 2), (2, 1)])
