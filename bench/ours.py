@@ -3,6 +3,7 @@
     python -m bench.ours step ours|ours_mxnet|products MODEL 128|512 float32|bfloat16|bfloat16x3
     python -m bench.ours finetune FOLDER float32|bfloat16
     python -m bench.ours pretraining FOLDER SEED
+    python -m bench.ours latency FOLDER float32|bfloat16 SIZE ...
 
 See bench/workers.py for what it reads and writes, bench/trainings.py for the folder. "ours" is on the fused
 operators of native/operators, "ours_mxnet" on MXNet's own, as on machines where they are not built, and
@@ -33,6 +34,7 @@ from bench.trainings import (
     model_name,
     read_settings,
     serve_finetuning,
+    serve_latency,
     serve_pretraining,
 )
 from bench.work import DROPOUT, VOCABULARY, Product, Work, gflop, products
@@ -127,6 +129,7 @@ class Ours:
         return open_weights(os.path.join(self._folder, model_name(self._kind, seed)), MODEL)
 
     def begin(self, seed: int) -> None:
+        self._packed = False
         named, settings = network_parameters(self._network), self._settings
         for name, tensor in self._weights(seed).tensors.items():
             if name in named:
@@ -144,6 +147,7 @@ class Ours:
         return [self._batch(**batch) for batch in stored]
 
     def train(self, batches: Sequence[Any], rates: Sequence[float], exact: bool = False) -> ReadLosses:
+        self._packed = False
         steps = zip(batches, rates)
         found = [self._step(number, [batch], rate).sums for number, (batch, rate) in enumerate(steps, 1)]
         mx.nd.waitall()
@@ -156,15 +160,16 @@ class Ours:
 
     def _outputs(self, batch: Any) -> Any:
         """Outputs of the network without dropout, by the packed weights."""
+        if not self._packed:
+            self._network.pack_weights()
+            self._packed = True
         ones = [mx.nd.ones((1,))] * len(self._task.denominators)
         return self._network(*self._task.inputs(batch, mx.cpu()), *ones)
 
     def logits(self, batches: Sequence[Any]) -> list[np.ndarray]:
-        self._network.pack_weights()
         return [self._outputs(batch)[2].asnumpy() for batch in batches]
 
     def held_out(self, batches: Sequence[Any]) -> float:
-        self._network.pack_weights()
         total = sum(float(self._outputs(batch)[1].asnumpy()[0]) for batch in batches)
         return total / sum(float(np.sum(batch.masked_weights)) for batch in batches)
 
@@ -270,10 +275,17 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
     return serve_pretraining(folder, int(seed), learner), {"operators": learner.built.operators}
 
 
+def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
+    learner = Ours(WINDOWS, folder, read_settings(folder), dtype)
+    learner.begin(seed=0)
+    return serve_latency(folder, learner, sizes), {"operators": learner.built.operators}
+
+
 SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
     "step": set_up_contestant,
     "finetune": set_up_finetuning,
     "pretraining": set_up_pretraining,
+    "latency": set_up_latency,
 }
 
 

@@ -3,6 +3,7 @@
     python -m bench.peer_torch step torch|torch_high|torch_masked MODEL 128|512 DTYPE
     python -m bench.peer_torch finetune FOLDER float32|bfloat16
     python -m bench.peer_torch pretraining FOLDER SEED
+    python -m bench.peer_torch latency FOLDER float32|bfloat16 SIZE ...
 
 Runs in an environment of its own that has torch and transformers; see bench/workers.py for what it reads and
 writes, bench/trainings.py for the folder. In training bfloat16 is torch.autocast.
@@ -49,6 +50,7 @@ from bench.trainings import (
     read_batches,
     read_settings,
     serve_finetuning,
+    serve_latency,
     serve_pretraining,
 )
 from bench.work import DROPOUT, VOCABULARY, Work
@@ -319,6 +321,13 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
     return serve_pretraining(folder, int(seed), learner), {"attention": learner.attention}
 
 
+def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
+    check(dtype)
+    learner = Torch(WINDOWS, folder, read_settings(folder), dtype)
+    learner.begin(seed=0)
+    return serve_latency(folder, learner, sizes), {"attention": learner.attention}
+
+
 def check(dtype: str) -> None:
     """Raises Unsupported for a number type that PyTorch has not."""
     if not hasattr(torch, dtype):
@@ -329,6 +338,7 @@ SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
     "step": set_up_step,
     "finetune": set_up_finetuning,
     "pretraining": set_up_pretraining,
+    "latency": set_up_latency,
 }
 
 

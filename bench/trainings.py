@@ -1,9 +1,10 @@
-"""The trainings that bench/finetune.py and bench/pretraining.py measure, in a folder that all read.
+"""The work of bench/finetune.py, bench/pretraining.py and bench/latency.py, in a folder that all read.
 
     settings.json               Settings
     model/, model_SEED/         weights in Hugging Face's format; those of pretraining have its heads
     train_SEED.npz              batches of a training, in order; evaluation.npz those that it is evaluated on
-    CASE.npz                    batches of a case of fine-tuning
+    CASE.npz                    batches of a case of fine-tuning; SIZE.npz: calls of bench/latency.py
+    onnx/                       the model as an ONNX graph
     logits_CONTESTANT_SEED.npz  of fine-tuning: outputs on evaluation.npz, which the contestants write
 
 The steps of all workers are made here, of a `Learner` that each has. NumPy and the standard library only:
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Callable, Mapping, NamedTuple, Protocol, Sequence
@@ -24,9 +26,9 @@ from bench.workers import ReadResults, Results, Steps, TakeStep, nothing
 
 Arrays = Mapping[str, np.ndarray]
 ReadLosses = Callable[[], Sequence[float]]
-OURS, TORCH = "ours", "torch"
-TITLES = {OURS: "ours", TORCH: "PyTorch"}
-MODULES = {OURS: "bench.ours", TORCH: "bench.peer_torch"}
+OURS, TORCH, ONNX = "ours", "torch", "onnx"
+TITLES = {OURS: "ours", TORCH: "PyTorch", ONNX: "onnxruntime"}
+MODULES = {OURS: "bench.ours", TORCH: "bench.peer_torch", ONNX: "bench.peer_onnx"}
 SETTINGS, MODEL, EVALUATION = "settings.json", "model", "evaluation"
 LIMIT = 1800.0  # seconds of a training, or of a part of one
 INITIAL_STDEV = 0.02  # of a head's weights
@@ -37,6 +39,7 @@ WITHOUT_PADDING = FULL, FULL_ANSWERS
 SHORT = "_short"  # behind a case: each batch padded to its longest example, not to the case's length
 LOSSES = "losses"  # a request: the first steps of a training without dropout
 BEGIN = "begin"
+LATENCY = "latency"  # what workers measure for bench/latency.py
 LOSS_STEPS = 20
 
 
@@ -222,6 +225,28 @@ def serve_finetuning(folder: str, key: str, make: Callable[[str, Settings], Lear
         if pads and name not in WITHOUT_PADDING:
             steps[name + SHORT] = partial(take_case, learner, case, learner.batches(stored))
     return steps
+
+
+class Answers(Protocol):
+    """What answers questions without being trained: the part of a `Learner` that calls need."""
+
+    def batches(self, stored: Sequence[Arrays], padded: int | None = None) -> Sequence[Any]: ...
+
+    def logits(self, batches: Sequence[Any]) -> Sequence[np.ndarray]: ...
+
+
+def serve_latency(folder: str, model: Answers, sizes: Sequence[str]) -> Steps:
+    """A step for each size: a call for each batch of its file; their seconds are its result."""
+
+    def take(batches: Sequence[Any]) -> ReadResults:
+        calls = []
+        for batch in batches:
+            begun = time.perf_counter()
+            model.logits([batch])
+            calls.append(time.perf_counter() - begun)
+        return lambda: {"calls": calls}
+
+    return {size: partial(take, model.batches(read_batches(folder, size))) for size in sizes}
 
 
 def serve_pretraining(folder: str, seed: int, learner: Learner) -> Steps:

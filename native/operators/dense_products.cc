@@ -192,6 +192,14 @@ void DenseProducts::forward(const float* x, const float* bias, float* y) const {
   });
 }
 
+void DenseProducts::forward_of_few(const float* x, const float* bias, float* y) const {
+  constexpr int64_t kFew = 64;  // a sentence or two; with more, oneDNN is faster
+  if (packed_.low_ || rows_ > kFew || outputs_ < kLeastColumns)
+    forward(x, bias, y);
+  else
+    KERNEL(multiply_few_rows)(x, rows_, inputs_, weight_.data, outputs_, bias, y);
+}
+
 TileProduct DenseProducts::forward_product(const uint32_t* x, const float* bias, float* y) const {
   TileProduct product = {
       x, reinterpret_cast<const uint32_t*>(packed_data_), rows_, outputs_, inputs_, y, outputs_, bias};

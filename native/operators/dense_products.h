@@ -71,6 +71,8 @@ class DenseProducts {
 
   // y = x W^T [+ bias (N)].
   void forward(const float* x, const float* bias, float* y) const;
+  // The same; few rows in float32 without oneDNN, which would pack weights of any size in each call.
+  void forward_of_few(const float* x, const float* bias, float* y) const;
   // The same by x as a packed left factor (M, K); where packs_once(). The first one is yet to be computed.
   TileProduct forward_product(const uint32_t* x, const float* bias, float* y) const;
   void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;

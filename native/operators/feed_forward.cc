@@ -133,9 +133,9 @@ void FeedForward::multiply(const Kept& kept) const {
     second.forward_on_tiles(gelu, nullptr, kept.outer);
   } else {
     float* gelu = scratch_hidden(kGeluSlot);
-    first.forward(floats(in[kX]), nullptr, kept.inner);
+    first.forward_of_few(floats(in[kX]), nullptr, kept.inner);
     KERNEL(bias_gelu)(form, kept.inner, bias_1(), gelu, rows, hidden);
-    second.forward(gelu, nullptr, kept.outer);
+    second.forward_of_few(gelu, nullptr, kept.outer);
   }
 }
 

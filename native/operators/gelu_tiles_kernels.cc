@@ -69,6 +69,7 @@ class Block {
 template <typename Activation>
 class Forward : public Block<uint16_t*> {
  public:
+  static constexpr bool kSplits = false;
   static constexpr int64_t kPieces = kBlock / kRows;
 
   Forward(const TileProduct& product, const float* bias, uint16_t* kept, uint32_t* left)
@@ -112,6 +113,7 @@ class Forward : public Block<uint16_t*> {
 template <typename Activation>
 class Backward : public Block<const uint16_t*> {
  public:
+  static constexpr bool kSplits = false;
   static constexpr int64_t kRowPieces = kBlock / kRows, kPieces = kRowPieces + kPair;
 
   Backward(const TileProduct& product, const uint16_t* kept, const GeluGradientForms& forms, ColumnSums* sums,

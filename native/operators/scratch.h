@@ -29,7 +29,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  float* data() { return memory_; }
+  float* data() const { return memory_; }
 
  private:
   float* memory_;

@@ -171,10 +171,10 @@ void attend_on_tiles(const SelfAttention& layer, const Kept& kept) {
 
 void attend_plainly(const SelfAttention& layer, const Kept& kept) {
   const MXTensor* biases = layer.in + kBiases;
-  layer.first.forward(floats(layer.in[kX]), stacked_biases(biases, biases + 3), kept.qkv);
+  layer.first.forward_of_few(floats(layer.in[kX]), stacked_biases(biases, biases + 3), kept.qkv);
   KERNEL(attention)(layer.shape, kept.qkv, kept.context, kept.log_sum);
   zero_rows_behind(layer.sequences, layer.rows * layer.units, layer.units, kept.context);
-  layer.projection.forward(kept.context, nullptr, kept.outer);
+  layer.projection.forward_of_few(kept.context, nullptr, kept.outer);
 }
 
 // All before the addition, into `kept`; the attention's dropout is that of the layer's shape.

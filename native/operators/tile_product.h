@@ -153,7 +153,7 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
         const int64_t count = std::min(kSteps, last_step - step);
         using Aside = decltype(aside);
         const auto multiply =
-            product.split ? step ? multiply_block<true, true, Aside> : multiply_block<false, true, Aside>
+            Writer::kSplits && product.split ? step ? multiply_block<true, true, Aside> : multiply_block<false, true, Aside>
             : step ? multiply_block<true, false, Aside>
                           : multiply_block<false, false, Aside>;
         for (int64_t row = part.first_row; row < part.last_row; row++) {
@@ -174,8 +174,8 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
 }
 
 // Computes the product block by block. make() gives each thread its writer: its begin(sums, row, column)
-// takes a block of kBlock rows of kBlock sums, piece(i), for i from 0 to kPieces - 1, does a part of the work
-// with them; end(), called by all threads when all blocks are done, what is left.
+// takes a block of kBlock rows of kBlock sums (of split numbers only if kSplits), piece(i), for i from 0 to
+// kPieces - 1, does a part of the work with them; end(), called by all threads when all blocks are done, what is left.
 template <typename MakeWriter>
 void multiply_blocks(const TileProduct& given, const MakeWriter& make) {
   const TileProduct product = given;

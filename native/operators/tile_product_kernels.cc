@@ -16,6 +16,7 @@ namespace {
 // memory, cost a fifth of the product otherwise.
 class Writer {
  public:
+  static constexpr bool kSplits = true;
   static constexpr int64_t kRows = 2, kPieces = kBlock / kRows;
 
   explicit Writer(const TileProduct& product)
@@ -77,6 +78,7 @@ class Writer {
 // Rounds a block into a left factor.
 class FactorWriter {
  public:
+  static constexpr bool kSplits = false;
   static constexpr int64_t kRows = 2, kPieces = kBlock / kRows;
 
   FactorWriter(const TileProduct& product, const ScaledColumns& scaled, uint32_t* left)

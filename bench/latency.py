@@ -1,0 +1,154 @@
+"""Answers of a BERT on this machine's CPU, one call after the other, against PyTorch and onnxruntime.
+
+    python -m bench.latency [--model bert_12_768_12] [--sizes 1x32 8x384] [--json FILE]
+    python -m bench.latency --quick
+
+A call is a batch of full sequences from token ids to the logits of both heads of a question's answer (SQuAD's
+network), which onnxruntime's graph lacks: it ends at the last layer. "1x32" is one sentence of 32 tokens, as
+somebody waits for it. Every contestant has the same random weights; PyTorch is Hugging Face's transformers on
+a copy of the weights in the dtype, with malloc keeping freed memory, and onnxruntime runs what convert.py
+--to onnx writes, in float32 only. In a round each takes its calls in turns. "to ours" is how many times as
+long as ours the median call takes, by rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import tempfile
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from base import machine
+from base.command_line import positive_int
+from base.tables import Row, Table, terminal
+from bench.finetune import random_weights
+from bench.harness import Measurement, end_at, finish, ratios, spread, take_rounds
+from bench.trainings import (
+    LATENCY,
+    LIMIT,
+    MODEL,
+    MODULES,
+    ONNX,
+    OURS,
+    TITLES,
+    TORCH,
+    Settings,
+    write_batches,
+    write_settings,
+)
+from bench.work import DTYPES, VOCABULARY, native_dtypes
+from bench.workers import NO_TORCH, ROOT, Contestants
+from bert.weights.exporting import export
+from data.questions.windows import QuestionBatch
+from data.tokenizing.vocab import SPECIAL_TOKENS
+from training.entry import exit_code
+
+SECONDS = 1e3  # milliseconds of one
+
+
+def prepare(options: argparse.Namespace, folder: str) -> None:
+    """Writes the model in both formats and a file of calls for each size."""
+    words = [f"word{number}" for number in range(VOCABULARY - len(SPECIAL_TOKENS))]
+    weights = random_weights(options.model, [*SPECIAL_TOKENS, *words])
+    for name, form in ((MODEL, "huggingface"), (ONNX, "onnx")):
+        os.makedirs(os.path.join(folder, name))
+        export(weights, os.path.join(folder, name), form)
+    write_settings(folder, Settings(0, [0], 0.0))
+    drawn = np.random.default_rng(0)
+    for size in options.sizes:
+        shape = tuple(map(int, size.split("x")))
+        none, whole = np.zeros(shape[0], np.int32), np.full(shape[0], shape[1], np.int32)
+        batches = [
+            QuestionBatch(
+                drawn.integers(len(SPECIAL_TOKENS), VOCABULARY, shape, np.int32), np.zeros(shape, np.int32),
+                whole, none, none, none.astype(np.int64),
+            )
+            for _ in range(options.calls)
+        ]  # fmt: skip
+        write_batches(folder, size, [each._asdict() for each in batches])
+
+
+def measure(contestants: Contestants, size: str, rounds: int) -> list[dict[str, Any]]:
+    """A row for each contestant: its calls in milliseconds, and the ratio to ours."""
+
+    def take(key: str, number: int) -> list[float] | None:
+        answered = contestants.step(key, LIMIT, size)
+        return None if answered is None else [SECONDS * call for call in answered["calls"]]
+
+    taken = take_rounds(contestants.keys, rounds, take, warm_ups=1)
+    medians = [{key: float(np.median(calls)) for key, calls in each.items()} for each in taken]
+    rows = []
+    for key in taken[-1]:
+        calls = [call for each in taken for call in each.get(key, [])]
+        row = {"size": size, "contestant": key, "calls": len(calls), "median_ms": float(np.median(calls))}
+        row["of_99_percent_ms"] = float(np.quantile(calls, 0.99))
+        if key != OURS and OURS in taken[-1]:
+            row["to_ours"] = spread(ratios(medians, key, OURS))._asdict()
+        rows.append(row)
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """The rows for people."""
+    shown = []
+    for row in rows:
+        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**row["to_ours"]) if "to_ours" in row else ""
+        times = [f"{row[name]:.1f}" for name in ("median_ms", "of_99_percent_ms")]
+        shown.append(Row([row["size"], TITLES[row["contestant"]], *times, ratio]))
+    head = ("sequences x tokens", "", "median, ms", "99% within, ms", "to ours")
+    return Table(title, head, shown, names=2)
+
+
+def _size(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,2}", text) or int(text.split("x")[1]) > 512:
+        raise argparse.ArgumentTypeError(f"{text}: write SEQUENCESxTOKENS, as 8x384, of up to 512 tokens")
+    return text
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Measurement("latency", __doc__, "bert_2_128_2, 5 calls of 2 rounds")
+    option = parser.option
+    option("--model", "bert_12_768_12", "bert_2_128_2", "bert_LAYERS_UNITS_HEADS", metavar="NAME")
+    option("--sizes", ["1x32"], None, "of a call", nargs="+", type=_size, metavar="BxL")
+    option("--calls", 40, 5, "of a round, for each contestant", type=positive_int, metavar="N")
+    option("--rounds", 5, 2, type=positive_int, metavar="N")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the CPU multiplies")
+    parser.contestants_options()
+    return parser.settle(parser.parse_args(arguments))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 1 where a contestant failed."""
+    options = _options(arguments)
+    end_at(signal.SIGTERM)  # with all workers
+    here, results, failed = machine.describe(ROOT), [], False
+    print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(options, folder)
+        for dtype in options.dtypes or native_dtypes(here):
+            with Contestants() as contestants:
+                for key, python in (
+                    (OURS, sys.executable),
+                    (TORCH, options.torch_python),
+                    (ONNX, sys.executable),
+                ):
+                    if python is not None and (key != ONNX or dtype == "float32"):
+                        words = [python, "-m", MODULES[key], LATENCY, folder, dtype, *options.sizes]
+                        contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
+                rows = [row for size in options.sizes for row in measure(contestants, size, options.rounds)]
+                failed |= contestants.failed
+            print(f"{terminal(table(rows, f'{options.model}, {dtype}'))}\n", flush=True)
+            results.append({"dtype": dtype, "rows": rows, "facts": contestants.facts})
+    if options.torch_python is None:
+        print(NO_TORCH)
+    finish(options, {"machine": here, "model": options.model, "threads": options.threads, "latency": results})
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
