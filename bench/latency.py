@@ -128,15 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_at(signal.SIGTERM)  # with all workers
     here, results, failed = machine.describe(ROOT), [], False
     print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
+    pythons = {OURS: sys.executable, TORCH: options.torch_python, ONNX: sys.executable}
     with tempfile.TemporaryDirectory() as folder:
         prepare(options, folder)
         for dtype in options.dtypes or native_dtypes(here):
             with Contestants() as contestants:
-                for key, python in (
-                    (OURS, sys.executable),
-                    (TORCH, options.torch_python),
-                    (ONNX, sys.executable),
-                ):
+                for key, python in pythons.items():
                     if python is not None and (key != ONNX or dtype == "float32"):
                         words = [python, "-m", MODULES[key], LATENCY, folder, dtype, *options.sizes]
                         contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)

@@ -17,8 +17,9 @@ DECLARE_KERNELS(
     // The same, and what is left of each number rounded in the same way.
     void split_within_float(const float* source, float* rounded, float* rest, int64_t size);
 
-    // y (rows, columns) = x (rows, depth) weight^T (depth, columns) [+ bias (columns)] for few rows: weight (columns,
-    // depth) is read once, from where it lies, while x, packed, stays in a cache. At least kLeastColumns columns.
+    // y (rows, columns) = x (rows, depth) weight^T (depth, columns) [+ bias (columns)] for few rows: weight
+    // (columns, depth) is read once, from where it lies; x, packed, stays in a cache. At least kLeastColumns
+    // columns.
     void multiply_few_rows(const float* x, int64_t rows, int64_t depth, const float* weight, int64_t columns,
                            const float* bias, float* y);
 

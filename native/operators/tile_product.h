@@ -175,7 +175,8 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
 
 // Computes the product block by block. make() gives each thread its writer: its begin(sums, row, column)
 // takes a block of kBlock rows of kBlock sums (of split numbers only if kSplits), piece(i), for i from 0 to
-// kPieces - 1, does a part of the work with them; end(), called by all threads when all blocks are done, what is left.
+// kPieces - 1, does a part of the work with them; end(), called by all threads when all blocks are done, what
+// is left.
 template <typename MakeWriter>
 void multiply_blocks(const TileProduct& given, const MakeWriter& make) {
   const TileProduct product = given;

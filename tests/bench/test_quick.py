@@ -75,7 +75,7 @@ def test_all_measurements_run_to_their_end(tmp_path):
 
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
-    named = {"startup", "pipelines", "gpu", "pretraining"}
+    named = {"startup", "pipelines", "gpu", "pretraining", "latency"}
     assert set(commands()) == {*BY_DEFAULT, *named}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
@@ -95,6 +95,17 @@ def test_startup_quick(text):
     # Measured one after the other; beside other tests any of them may be the longest.
     assert min(seconds.values()) > 0 and sum(seconds.values()) < elapsed
     assert result.stdout.rstrip().endswith(harness.NOTICE)
+
+
+def test_latency_quick():
+    words = ["-m", "bench.latency", "--quick", "--dtypes", "float32", "--sizes", "1x16", "2x9"]
+    result = run_command([sys.executable, *words], cwd=ROOT).check()
+    parts = re.split(r"^(1x16|2x9) ", result.stdout, flags=re.MULTILINE)
+    assert parts[1::2] == ["1x16", "2x9"]
+    for rows in parts[2::2]:
+        for contestant in ("ours", "onnxruntime"):
+            (times,) = re.findall(rf"\b{contestant} +([0-9.]+) +([0-9.]+)", rows)
+            assert 0 < float(times[0]) <= float(times[1]), result.stdout
 
 
 def test_what_is_named_stays():
@@ -123,6 +134,7 @@ def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
         ("loader", ["--vocab", "x.txt"], "--input and --vocab belong together"),
         ("step", ["--models", "tiny"], "bert_LAYERS_UNITS_HEADS"),
         ("step", ["--torch_python", "no/python"], "there is no such program"),
+        ("latency", ["--sizes", "8x384", "8x0"], "8x0: write SEQUENCESxTOKENS"),
     ],
 )
 def test_bad_options_are_one_line(name, words, message):
