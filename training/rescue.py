@@ -33,12 +33,13 @@ from training.saving import check_finite
 from training.start.lock import LOCK_FILE
 from training.start.restoring import live_arrays
 
-LOCK = "rescue{}.lock"  # of the rank that saves, where rank 0 is missing; of that for a stage of a pipeline
+LOCK = "rescue{}.lock"  # of the rank that saves; of that for a stage of a pipeline
 POLL = 0.1  # seconds
 READABLE = 5.0  # seconds for the last update to be done
 UNCHANGED = 5.0  # seconds that a step takes for its update at most
 NOTICED = 5.0  # seconds for the watchdog, on a busy machine, too
 SAVING = 600.0  # seconds that a rank leaves to another to save
+YIELDING = 5.0  # the same of rank 0, which is to save where no other is
 
 
 class Rescue:
@@ -109,9 +110,9 @@ class Rescue:
             with _alone(os.path.join(place, LOCK.format(f"-{stage + 1}"))):
                 return self._write(folder_of_part(place, stage, stages))
         run.saver.wait()
-        if has_first:
-            return self._write(place)
-        with _alone(os.path.join(place, LOCK.format(""))):
+        # Also if rank 0 saves: each side of a network that is cut takes the other for lost, and a disk may be
+        # of both.
+        with _alone(os.path.join(place, LOCK.format("")), YIELDING if has_first else SAVING):
             return self._write(place)
 
     def _write(self, place: str) -> str:
@@ -172,10 +173,10 @@ def _in_place(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """Holds back all ranks but one until that one has saved, or has ended."""
+def _alone(path: str, patience: float = SAVING) -> Iterator[None]:
+    """Holds back all ranks but one until that one has saved, or has ended; so many seconds long at most."""
     claim = Claim(path, lambda other: None)
-    until = time.monotonic() + SAVING
+    until = time.monotonic() + patience
     while not _claimed(claim) and time.monotonic() < until:
         time.sleep(POLL)
     try:
@@ -189,3 +190,5 @@ def _claimed(claim: Claim) -> bool:
         return claim.attempt()
     except HeldError:
         return False
+    except OSError:  # the disk takes nothing, and saving says so
+        return True

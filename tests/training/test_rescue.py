@@ -3,13 +3,17 @@ disk is full. tests/faults/rescue.py kills parts of real runs."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import pytest
 
+from base.claims import Claim
 from base.errors import InputError, NotFiniteError, TrainingError
 from bert.model import network_parameters
 from comm.base import CommunicationError
@@ -18,7 +22,7 @@ from tests.faults.disks import can_mount, full, small_disk
 from tests.training.small_runs import command, train, trained
 from training import left_behind
 from training.checkpoint import list_steps, read_manifest
-from training.rescue import Rescue
+from training.rescue import LOCK, Rescue
 
 SHORT = ("--num_steps", "6", "--log_interval", "1", "--seed", "3")
 SELDOM = (*SHORT, "--ckpt_interval", "1000")
@@ -63,6 +67,31 @@ def test_no_more_is_lost_than_the_step_that_had_begun(tmp_path, whole):
     assert trained(folder, *SELDOM, "--resume") == 0
     assert same(folder, whole, 6)
     assert "rescued" not in read_manifest(str(folder), 6)
+
+
+def test_ranks_that_take_each_other_for_lost_save_one_after_the_other(tmp_path, whole):
+    """As both sides of a network that is cut: the other one's claim stands while it writes the same step."""
+    folder, others, early = tmp_path / "run", [], []
+
+    def lose_while_the_other_saves() -> None:
+        claim = Claim(str(folder / LOCK.format("")), lambda other: None)
+        assert claim.attempt()
+        others.append(threading.Thread(target=save_and_release, args=(claim,)))
+        others[0].start()
+        lose()
+
+    def save_and_release(claim: Claim) -> None:
+        time.sleep(0.5)  # any time below YIELDING
+        early.extend(list_steps(str(folder)))
+        for path in whole.glob("0000003.*"):
+            os.utime(shutil.copy(path, folder), (1, 1))
+        claim.release()
+
+    with pytest.raises(CommunicationError):
+        trained(folder, *SELDOM, communicator=Meeting(4, lose_while_the_other_saves))
+    others[0].join()
+    assert early == [] and list_steps(str(folder)) == [3]
+    assert {path.stat().st_mtime for path in folder.glob("0000003.*")} == {1}, "written again"
 
 
 def test_nothing_is_saved_before_the_first_step(tmp_path):
