@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.faults.fill_disk import WRITERS, attack
 from tests.processes import ROOT, run_ranks, words_of
 from tests.training.small_runs import handlers
 from training.checkpoint import list_steps, newest_complete
+from training.left_behind import memory_of
 
 __all__ = ["handlers"]  # a fixture for all tests of this module
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -49,3 +51,4 @@ def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
         assert newest is not None and newest.step == failed - 5
         assert not [name for name in os.listdir(place / "ckpt") if ".tmp-" in name]
         assert f"saved {place}/ckpt/{failed - 5:07d}.params" in result.stdout
+        shutil.rmtree(memory_of(str(place / "ckpt")))  # where it waits for a --resume, which does not come here
