@@ -51,4 +51,4 @@ def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
         assert newest is not None and newest.step == failed - 5
         assert not [name for name in os.listdir(place / "ckpt") if ".tmp-" in name]
         assert f"saved {place}/ckpt/{failed - 5:07d}.params" in result.stdout
-        shutil.rmtree(memory_of(str(place / "ckpt")))  # where it waits for a --resume, which does not come here
+        shutil.rmtree(memory_of(str(place / "ckpt")))  # it waits there for a --resume
