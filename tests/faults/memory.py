@@ -1,8 +1,8 @@
 """Memory of a run by steps: a line through what each of its processes holds, in bytes a step.
 
 A run is the real script on two ranks with a tiny model. Counted is what a process alone has written to
-(Private_Dirty of /proc/PID/smaps_rollup). Steps before WARM_UP fill caches, pools and heaps. A process grows
-if the line's slope is above LIMIT by more than two of its standard errors.
+(Private_Dirty of /proc/PID/smaps_rollup). Steps before WARM_UP fill caches, pools and heaps. A process is flat
+if the line's slope and its standard error are below LIMIT together.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """Whether it grows for certain."""
-        return self.bytes_a_step - 2 * self.error > LIMIT
+        """Whether it is not flat for certain."""
+        return self.bytes_a_step + self.error > LIMIT
 
     def __str__(self) -> str:
         return f"{self.process}: {self.bytes_a_step:.0f} ± {self.error:.0f} bytes a step over {self.steps:,}"
