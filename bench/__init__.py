@@ -5,11 +5,13 @@ workers          processes that take a step on request: the worker's side, and t
 ours             the worker of this project
 peer_torch       the worker of Hugging Face on PyTorch
 peer_gluonnlp    the worker of GluonNLP
+peer_onnx        the worker of onnxruntime, for answers
 step             command: a training step, against Hugging Face on PyTorch and GluonNLP
 work             sizes and matrix products of that step
 trainings        settings and batches of trainings in files, and the steps that all workers make of them
 finetune         command: fine-tuning, scores over seeds and speed, against Hugging Face on PyTorch
 finetune_data    questions and sentence pairs to its batches
+latency          command: answers, one call after the other, against PyTorch and onnxruntime
 pretraining      command: the same pretraining, losses and time, against Hugging Face on PyTorch
 loader           command: batches, against GluonNLP's raw path
 raw_path         that path: Google's algorithm, document by document

@@ -228,7 +228,7 @@ def serve_finetuning(folder: str, key: str, make: Callable[[str, Settings], Lear
 
 
 class Answers(Protocol):
-    """What answers questions without being trained: the part of a `Learner` that calls need."""
+    """The part of a `Learner` that calls need."""
 
     def batches(self, stored: Sequence[Arrays], padded: int | None = None) -> Sequence[Any]: ...
 
