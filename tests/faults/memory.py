@@ -1,8 +1,8 @@
 """Memory of a run by steps: a line through what each of its processes holds, in bytes a step.
 
 A run is the real script on two ranks with a tiny model. Counted is what a process alone has written to
-(Private_Dirty of /proc/PID/smaps_rollup). Steps before WARM_UP fill caches, pools and heaps. A process is flat
-if the line's slope and its standard error are below LIMIT together.
+(Private_Dirty of /proc/PID/smaps_rollup). Steps before WARM_UP fill caches, pools and heaps. A process is
+flat if the slope of its line and that one's standard error are below LIMIT together.
 """
 
 from __future__ import annotations
