@@ -22,6 +22,7 @@ from training.checkpoint import OWN, Checkpoint, list_steps, save, verified
 
 MEMORY = "/dev/shm"
 PARTS = "rescue"
+ORDER = "order"  # in a part's manifest: names of all parameters, in the order of a checkpoint's files
 _PART = re.compile(r"stage-(\d+)-of-(\d+)")
 
 
@@ -102,9 +103,17 @@ def _take(
 
 
 def _join(ckpt_dir: str, parts: list[Checkpoint]) -> None:
-    """Saves one checkpoint of its parts, which are read one array at a time."""
-    parameters = {name: each for part in parts for name, each in read_index(part.params_path).items()}
+    """Saves one checkpoint of its parts, read one array at a time, to the bytes of one that never had any."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        found.update(read_index(part.params_path))
     facts = {name: value for name, value in (parts[0].manifest or {}).items() if name not in OWN}
+    place = {name: index for index, name in enumerate(facts.pop(ORDER, found))}
+    parameters = {name: found[name] for name in sorted(found, key=lambda name: place.get(name, len(place)))}
     with contextlib.ExitStack() as stack:
-        states: Any = ChainMap(*(stack.enter_context(part.open_states()) for part in parts))  # type: ignore[arg-type]
+        opened: list[Any] = [stack.enter_context(part.open_states()) for part in parts]
+        # Their names are a parameter's and one word more; the count of updates comes before all.
+        every = dict.fromkeys(name for each in opened for name in each)
+        names = sorted(every, key=lambda name: place.get(name.rpartition(".")[0], -1))
+        states = ChainMap(*opened, dict.fromkeys(names))  # whose order is that of the last
         save(ckpt_dir, parts[0].step, parameters, states, facts)

@@ -27,7 +27,7 @@ from bert.model import network_parameters
 from comm.base import CommunicationError
 from comm.bits import memory_of
 from training.checkpoint import list_steps, save
-from training.left_behind import folder_of_part, keep_in_memory
+from training.left_behind import ORDER, folder_of_part, keep_in_memory
 from training.run import Run
 from training.saving import check_finite
 from training.start.lock import LOCK_FILE
@@ -131,16 +131,18 @@ class Rescue:
         waiting.join(READABLE)
         if waiting.is_alive():
             return f"step {self._step} is not saved: MXNet is stuck in an exchange"
-        parameters, states = _in_place(parameters), _in_place(states)
+        parameters, states, facts = _in_place(parameters), _in_place(states), dict(self._facts or {})
+        if run.ranks.pipelined:
+            facts[ORDER] = list(run.model.network.bert._collect_params_with_prefix())
         try:
             check_finite(self._step, parameters)
-            save(place, self._step, parameters, states, self._facts or {})
+            save(place, self._step, parameters, states, facts)
         except NotFiniteError as error:
             return str(error)
         except TrainingError as error:
             if run.ranks.pipelined:
                 return str(error)
-            folder = keep_in_memory(place, self._step, parameters, states, self._facts or {})
+            folder = keep_in_memory(place, self._step, parameters, states, facts)
             if folder is None:
                 return str(error)
             return (

@@ -177,10 +177,14 @@ def differences(directory: Path, expected: Path) -> str:
 
 def rescued_steps(directory: Path) -> set[int]:
     """Steps that were saved because the run failed then, as far as their manifests or the launcher's records
-    are still there."""
+    are still there, and those that the run was resumed after: a manifest may have been pruned, and what was
+    saved in a host's memory the launcher does not know."""
     steps = list_steps(str(directory))
     found = {step for step in steps if read_manifest(str(directory), step).get("rescued")}
-    return found | {each["step"] for each in json_lines(directory / "restarts.jsonl")}
+    found |= {each["step"] for each in json_lines(directory / "restarts.jsonl")}
+    return found | {
+        each["resumed_at"] - 1 for each in json_lines(directory / "metrics.jsonl") if "resumed_at" in each
+    }
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

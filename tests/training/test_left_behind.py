@@ -10,7 +10,7 @@ import pytest
 from bert.weights.params_file import read_index
 from tests.training.test_checkpoint import FACTS
 from training.checkpoint import list_steps, newest_complete, save
-from training.left_behind import PARTS, bring_back, folder_of_part
+from training.left_behind import ORDER, PARTS, bring_back, folder_of_part
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,19 @@ def test_parts_of_one_step_that_is_newer_are_a_checkpoint(steps, joined, tmp_pat
             folder_of_part(folder, stage, 2),
             step,
             own,
-            {"t": np.array(step), f"{stage}.mean": own["word"]},
-            FACTS,
+            {"t": np.array(step), f"{stage}.weight.mean": own["word"], f"{stage}.weight.var": own["word"]},
+            {**FACTS, ORDER: ["1.weight", "word", "0.weight"]},
         )
     bring_back(folder, said.append)
     assert list_steps(folder) == ([3, 6] if joined else [3]) and not Path(folder, PARTS).exists()
     assert said == (["the checkpoint of step 6 is joined from the parts of 2 stages"] if joined else [])
     if joined:
         found = newest_complete(folder, pytest.fail)
-        assert sorted(read_index(found.params_path)) == ["0.weight", "1.weight", "word"]
+        assert list(read_index(found.params_path)) == ["1.weight", "word", "0.weight"]
         with found.open_states() as states:
-            assert sorted(states) == ["0.mean", "1.mean", "t"] and states["t"] == 6
-        assert found.manifest["seed"] == FACTS["seed"]
+            assert (
+                list(states)
+                == ["t", *(f"{stage}.weight.{kind}" for stage in (1, 0) for kind in ("mean", "var"))]
+                and states["t"] == 6
+            )
+        assert found.manifest["seed"] == FACTS["seed"] and ORDER not in found.manifest
