@@ -55,12 +55,13 @@ class Failure:
 class Outcome:
     """End of a run. `code`: its exit code. `failure`: of the part that failed first, if one did.
     `stopped_by`: the first signal that the launcher received. `recalled`: the ranks were stopped by the
-    launcher's own wish."""
+    launcher's own wish. `obeyed`: before the failure a rank has ended as either wants it."""
 
     code: int
     failure: Failure | None = None
     stopped_by: signal.Signals | None = None
     recalled: bool = False
+    obeyed: bool = False
 
 
 class RunningPart:
@@ -474,7 +475,8 @@ class Run:
         if self._culprit is not None:
             failure = self._culprit.failure(self._access.here)
             self._say(f"{failure.how}; ended the run")
-            return Outcome(failure.code, failure, None if self._recalled else self._stop_signal)
+            stopped_by = None if self._recalled else self._stop_signal
+            return Outcome(failure.code, failure, stopped_by, obeyed=self._obeyed)
         if self._stop_signal is None:
             return Outcome(0)
         number = self._stop_signal
