@@ -182,9 +182,8 @@ def rescued_steps(directory: Path) -> set[int]:
     steps = list_steps(str(directory))
     found = {step for step in steps if read_manifest(str(directory), step).get("rescued")}
     found |= {each["step"] for each in json_lines(directory / "restarts.jsonl")}
-    return found | {
-        each["resumed_at"] - 1 for each in json_lines(directory / "metrics.jsonl") if "resumed_at" in each
-    }
+    lines = json_lines(directory / "metrics.jsonl")
+    return found | {each["resumed_at"] for each in lines if "resumed_at" in each}
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
