@@ -21,7 +21,7 @@ import numpy as np
 
 from base.errors import InputError
 from base.progress import SILENT
-from data.store import manifest, tokens
+from data.store import cache, manifest
 from data.store.build import BuildPlan, Part, build_columns
 from data.store.columns import Column
 from data.store.instances import InstanceStore
@@ -339,7 +339,7 @@ PROGRAM = Program(
         "the sha256 of a checkpoint's files is not compared": _without(
             checkpoint, "sha256_of", "0" * 64, "checkpoints"
         ),
-        "the sha256 of a store's files is not compared": _without(tokens, "check_sums", None, "tokens"),
+        "the sha256 of a store's files is not compared": _without(cache, "check_sums", None, "tokens"),
         "results of units and manifests of stores have no checksum": _without(
             manifest, "checksum_of", "0" * 64, "cache"
         ),

@@ -100,6 +100,13 @@ def test_damage_counts_where_the_figure_says_why(tmp_path):
     ]
 
 
+def test_all_damages_can_be_done():
+    """What they replace is still there under its name; those in the text of a patch are tried by --damage."""
+    for damage in (each for program in PROGRAMS for each in program.damages.values()):
+        with damage.broken():
+            compile(damage.patch, "patch", "exec")
+
+
 def test_the_page_goes_on_with_what_other_commands_measured(tmp_path):
     path = tmp_path / "page.md"
     programs = [program(None), program(None, "78", backends=("byteps", "hvd_mpi"))]
