@@ -127,6 +127,7 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
             wait_for_joining(run, case.launcher, 1 if case.who == "0" else 0)
         if (case.who, case.how) == ("launcher", "stopped"):
             return without_launcher(case, run, victim, begun)
+        run.end_within(4 * case.limit)
         failed = time.monotonic()
         result = run.wait()  # raises when a process outlives the launcher by the grace
         seconds = time.monotonic() - failed
