@@ -101,7 +101,7 @@ def test_damage_counts_where_the_figure_says_why(tmp_path):
 
 
 def test_all_damages_can_be_done():
-    """What they replace is still there under its name; those in the text of a patch are tried by --damage."""
+    """The names that they replace are there; those in the text of a patch are tried by --damage alone."""
     for damage in (each for program in PROGRAMS for each in program.damages.values()):
         with damage.broken():
             compile(damage.patch, "patch", "exec")
