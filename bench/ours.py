@@ -278,7 +278,8 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
 def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
     learner = Ours(WINDOWS, folder, read_settings(folder), dtype)
     learner.begin(seed=0)
-    return serve_latency(folder, learner, sizes), {"operators": learner.built.operators}
+    steps = serve_latency(folder, learner.batches, lambda batch: learner.logits([batch]), sizes)
+    return steps, {"operators": learner.built.operators}
 
 
 SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {

@@ -227,26 +227,24 @@ def serve_finetuning(folder: str, key: str, make: Callable[[str, Settings], Lear
     return steps
 
 
-class Answers(Protocol):
-    """The part of a `Learner` that calls need."""
+def serve_latency(
+    folder: str,
+    batches: Callable[[Sequence[Arrays]], Sequence[Any]],
+    answer: Callable[[Any], Any],
+    sizes: Sequence[str],
+) -> dict[str, TakeStep]:
+    """A step for each size: a call of `answer` for each batch of its file; their seconds are its result.
+    `batches`: stored ones in the worker's own form."""
 
-    def batches(self, stored: Sequence[Arrays], padded: int | None = None) -> Sequence[Any]: ...
-
-    def logits(self, batches: Sequence[Any]) -> Sequence[np.ndarray]: ...
-
-
-def serve_latency(folder: str, model: Answers, sizes: Sequence[str]) -> Steps:
-    """A step for each size: a call for each batch of its file; their seconds are its result."""
-
-    def take(batches: Sequence[Any]) -> ReadResults:
-        calls = []
-        for batch in batches:
+    def take(calls: Sequence[Any]) -> ReadResults:
+        seconds = []
+        for batch in calls:
             begun = time.perf_counter()
-            model.logits([batch])
-            calls.append(time.perf_counter() - begun)
-        return lambda: {"calls": calls}
+            answer(batch)
+            seconds.append(time.perf_counter() - begun)
+        return lambda: {"calls": seconds}
 
-    return {size: partial(take, model.batches(read_batches(folder, size))) for size in sizes}
+    return {size: partial(take, batches(read_batches(folder, size))) for size in sizes}
 
 
 def serve_pretraining(folder: str, seed: int, learner: Learner) -> Steps:

@@ -42,10 +42,12 @@ void multiply_few_rows(const float* x, int64_t rows, int64_t depth, const float*
     // The last tile begins early enough to be a whole one.
     const int64_t begin = std::min(tile * kTileRows, columns - kTileRows);
     float* const product = thread_scratch(product_size(kTileRows, stride));
-    multiply<false, false>(weight + begin * depth, depth, kTileRows, packed.data(), depth, rows, product, stride);
+    multiply<false, false>(weight + begin * depth, depth, kTileRows, packed.data(), depth, rows, product,
+                           stride);
     for (int64_t column = tile * kTileRows; column < begin + kTileRows; column++) {
       const float* sums = product + (column - begin) * stride;
-      for (int64_t row = 0; row < rows; row++) y[row * columns + column] = sums[row] + (bias ? bias[column] : 0.f);
+      const float added = bias ? bias[column] : 0.f;
+      for (int64_t row = 0; row < rows; row++) y[row * columns + column] = sums[row] + added;
     }
   }
 }

@@ -37,8 +37,8 @@ class TileShapes {
 // Adds the product of a tile of each of up to two rows and one of each of up to two columns. Factors that it
 // does not load are those of the call before.
 template <int kRows, int kColumns, bool kLoadLeft, bool kLoadRight>
-[[gnu::always_inline]] inline void multiply_step(const uint32_t* left, int64_t left_next, const uint32_t* right,
-                          int64_t right_next) {
+[[gnu::always_inline]] inline void multiply_step(const uint32_t* left, int64_t left_next,
+                                                 const uint32_t* right, int64_t right_next) {
   if (kLoadLeft) _tile_loadd(4, left, 64);
   if (kLoadRight) _tile_loadd(6, right, 64);
   _tile_dpbf16ps(0, 4, 6);
@@ -105,8 +105,9 @@ class TileShapes {
 // Adds the product of 16 / kColumns rows of a left factor's tile and one or two tiles of a right one. It has to be
 // inlined, or the sums are in memory, not in registers; GCC by itself does not where a file has many users of it.
 template <int kColumns>
-[[gnu::always_inline]] inline void multiply_step(const uint32_t* left, const uint32_t* right, int64_t right_next,
-                          __m512 (&sums)[kTile / kColumns][kColumns]) {
+[[gnu::always_inline]] inline void multiply_step(const uint32_t* left, const uint32_t* right,
+                                                 int64_t right_next,
+                                                 __m512 (&sums)[kTile / kColumns][kColumns]) {
   for (int64_t pair = 0; pair < kTile; pair++) {
     __m512i factors[kColumns];
 #pragma GCC unroll 2

@@ -152,10 +152,10 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
       for (int64_t step = first_step; step < last_step; step += kSteps) {
         const int64_t count = std::min(kSteps, last_step - step);
         using Aside = decltype(aside);
-        const auto multiply =
-            Writer::kSplits && product.split ? step ? multiply_block<true, true, Aside> : multiply_block<false, true, Aside>
-            : step ? multiply_block<true, false, Aside>
-                          : multiply_block<false, false, Aside>;
+        const bool split = Writer::kSplits && product.split;
+        const auto multiply = split ? step ? multiply_block<true, true, Aside> : multiply_block<false, true, Aside>
+                              : step ? multiply_block<true, false, Aside>
+                                     : multiply_block<false, false, Aside>;
         for (int64_t row = part.first_row; row < part.last_row; row++) {
           const bool high = kPair * row + 1 < tile_rows;
           const uint32_t* left = product.left + kPair * row * next;
