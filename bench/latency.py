@@ -53,10 +53,11 @@ SECONDS = 1e3  # milliseconds of one
 
 
 def prepare(options: argparse.Namespace, folder: str) -> None:
-    """Writes the model in both formats and a file of calls for each size."""
+    """Writes the model, for onnxruntime too where float32 is measured, and a file of calls for each size."""
     words = [f"word{number}" for number in range(VOCABULARY - len(SPECIAL_TOKENS))]
     weights = random_weights(options.model, [*SPECIAL_TOKENS, *words])
-    for name, form in ((MODEL, "huggingface"), (ONNX, "onnx")):
+    forms = {MODEL: "huggingface", **({ONNX: "onnx"} if "float32" in options.dtypes else {})}
+    for name, form in forms.items():
         os.makedirs(os.path.join(folder, name))
         export(weights, os.path.join(folder, name), form)
     write_settings(folder, Settings(0, [0], 0.0))
@@ -130,9 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here, results, failed = machine.describe(ROOT), [], False
     print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
     pythons = {OURS: sys.executable, TORCH: options.torch_python, ONNX: sys.executable}
+    options.dtypes = options.dtypes or native_dtypes(here)
     with tempfile.TemporaryDirectory() as folder:
         prepare(options, folder)
-        for dtype in options.dtypes or native_dtypes(here):
+        for dtype in options.dtypes:
             with Contestants() as contestants:
                 for key, python in pythons.items():
                     if python is not None and (key != ONNX or dtype == "float32"):

@@ -232,6 +232,12 @@ class OptimizationConfig:
         default="float32",
         choices=["float32", "bfloat16"],
     )
+    shard_states: bool = flag(
+        "divide the moments (and float16's masters) over all processes: each updates a share of the "
+        "parameters and sends it to the others; the same bits. Saves 8 bytes a parameter (12 in float16) but "
+        "for the share, and costs up to another exchange a step: for models that do not fit otherwise",
+        scope=LAUNCH,
+    )
     bias_correction: bool = flag("LAMB with Adam's bias correction (the authors' code has none)")
     lower_bound: float | None = option("LAMB: least weight norm in the trust ratio", positive)
     upper_bound: float | None = option("LAMB: greatest weight norm in the trust ratio", positive)

@@ -153,7 +153,7 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     if stages > 1 and world == 1:  # nothing has been launched: one replica on this host
         here = world = stages
     several = backend if world > 1 else LOCAL
-    parts = [_parts(part, shape, several, stage) for stage in range(stages)]
+    parts = [_parts(part, shape, several, stage, world) for stage in range(stages)]
     sizes = [sum(each.values()) for each in parts]
     largest = sizes.index(max(sizes))
     # On one host there are as many processes of each stage; of more hosts, one may have the largest stage's.
@@ -261,8 +261,9 @@ def _shape(part: Part) -> _Shape:
     return _Shape(shape, dtype, operators, on_gpu, pretraining, *layers)
 
 
-def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int]:
-    """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use."""
+def _parts(part: Part, shape: _Shape, backend: str, stage: int, world: int) -> dict[str, int]:
+    """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use. `world`:
+    processes of the run."""
     config, inputs = part
     stages, item, fused = config.pipeline.stages, shape.item, shape.operators != MXNET
     count = parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
@@ -282,8 +283,11 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int
         if shape.pretraining:
             in_flight = gradient_bytes_in_flight(bert, inputs.vocab_size, batch, shape.operators, ends)
         parts["gradients"] = count * item + sums + in_flight * item // FLOAT32
-        masters = FLOAT32 * count if item < FLOAT32 else 0
-        parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * count + masters
+        share = count
+        if config.optimization.shard_states:  # the word embedding is on one
+            share = max(math.ceil(count / world), inputs.vocab_size * bert.units)
+        masters = FLOAT32 * share if item < FLOAT32 else 0
+        parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * share + masters
     parts["activations"] = activation_bytes(layers, inputs.vocab_size, batch, shape.operators, item, ends)
     if inputs.trains and backend != LOCAL:
         exchanged = count * item

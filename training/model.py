@@ -11,11 +11,13 @@ from bert.configuration import REMOVE
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.part import allocate, build_part
 from bert.weights.published import load_published
+from comm.base import Communicator
 from tasks.base import Task
 from training.config import OptimizationConfig
 from training.device import choose_computing
 from training.optimizer.moments import MomentType
 from training.optimizer.optimizer import Optimizer
+from training.optimizer.shards import ShardedOptimizer
 from training.optimizer.update_rule import Rule
 from training.pipeline.options import check_dtype
 from training.pipeline.ranks import Ranks
@@ -60,14 +62,18 @@ def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) ->
     return Model(network, device, dtype, operators)
 
 
-def make_optimizer(config: OptimizationConfig, model: Model, seed: int) -> Optimizer:
+def make_optimizer(
+    config: OptimizationConfig, model: Model, communicator: Communicator, seed: int
+) -> Optimizer:
     """The optimizer over all parameters that are trained."""
-    parameters = trained(model.network)
+    parameters = {name: each.data(model.device) for name, each in trained(model.network).items()}
     rule = Rule(*(getattr(config, name) for name in Rule._fields))
-    arrays = [parameter.data(model.device) for parameter in parameters.values()]
-    moments = MomentType(config.optimizer_state, seed)
     native = model.operators == "fused"
-    return Optimizer(config.optimizer, list(parameters), arrays, rule, native=native, moments=moments)
+    if config.shard_states and communicator.size > 1:
+        return ShardedOptimizer(communicator, config.optimizer, parameters, rule, native)
+    moments = MomentType(config.optimizer_state, seed)
+    names, arrays = list(parameters), list(parameters.values())
+    return Optimizer(config.optimizer, names, arrays, rule, native=native, moments=moments)
 
 
 def _stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:

@@ -54,8 +54,8 @@ GROUPS = {  # of --help, in its order
     "dummy_data_len",
     "batch": "batch_size use_avg_len accumulate batch_size_eval",
     "optimization": "num_steps num_epochs lr warmup_ratio end_lr schedule cooldown_ratio decay_power "
-    "budget_hours dropout attention_dropout optimizer optimizer_state bias_correction lower_bound "
-    "upper_bound beta1 beta2 epsilon weight_decay clip_norm spikes seed",
+    "budget_hours dropout attention_dropout optimizer optimizer_state shard_states bias_correction "
+    "lower_bound upper_bound beta1 beta2 epsilon weight_decay clip_norm spikes seed",
     "start and stages": "stages data_2 data_eval_2 keep_optimizer_state init_from init_partial "
     "init_vocab reset",
     "layers over processes (docs/pipelines.md)": "pipeline_stages placement pipeline_schedule pipeline_split",
@@ -216,6 +216,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(
             f"--optimizer_state {options.optimizer_state} needs the fused CPU operators; leave it out, or "
             f"{other}"
+        )
+    if options.shard_states and options.optimizer_state != "float32":
+        raise InputError(
+            f"--optimizer_state {options.optimizer_state} with --shard_states: its roundings depend on the "
+            "parameters that a process updates, so the number of processes would change them; leave one out"
         )
     if options.schedule != "wsd" and options.cooldown_ratio is not None:
         raise InputError(f"--cooldown_ratio is for --schedule wsd, not for {options.schedule}")

@@ -22,6 +22,7 @@ from comm.base import Communicator
 from comm.bits import memory_of
 from training.exchange import broadcast_json, gathered
 from training.optimizer.optimizer import Optimizer
+from training.optimizer.shards import ShardedOptimizer
 from training.pipeline.ranks import Ranks
 from training.start.restoring import live_arrays
 
@@ -39,7 +40,9 @@ def check_replicas(step: int, network: Any, optimizer: Optimizer, ranks: Ranks) 
     world = ranks.world
     if len(ranks.replicas) == 1:
         return
-    arrays = {**live_arrays(each_once(network_parameters(network))), **optimizer.state_arrays()}
+    arrays = live_arrays(each_once(network_parameters(network)))
+    if not isinstance(optimizer, ShardedOptimizer):  # else each state is on one rank
+        arrays.update(optimizer.state_arrays())
     sums = {name: _sum(array) for name, array in arrays.items()}
     encoded = ",".join(map(str, sums.values())).encode()
     digests = gathered(int.from_bytes(hashlib.sha256(encoded).digest()[:BYTES], "little"), world)

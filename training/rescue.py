@@ -28,6 +28,7 @@ from comm.base import CommunicationError
 from comm.bits import memory_of
 from training.checkpoint import list_steps, save
 from training.left_behind import ORDER, folder_of_part, keep_in_memory
+from training.optimizer.shards import ShardedOptimizer
 from training.run import Run
 from training.saving import check_finite
 from training.start.lock import LOCK_FILE
@@ -105,6 +106,8 @@ class Rescue:
             return ""
         if ranks.world.rank and not os.path.exists(os.path.join(place, LOCK_FILE)):  # another disk
             return ""
+        if isinstance(run.optimizer, ShardedOptimizer):
+            return f"step {self._step} is not saved: the lost ranks had some of its states (--shard_states)"
         if ranks.pipelined:
             stage, stages = ranks.coordinates.stage, ranks.coordinates.stages
             with _alone(os.path.join(place, LOCK.format(f"-{stage + 1}"))):

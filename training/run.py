@@ -32,6 +32,7 @@ from training.model import Model, make_optimizer, open_model
 from training.optimizer.moments import check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
+from training.optimizer.shards import ShardedOptimizer
 from training.pipeline.ranks import Ranks
 from training.pipeline.split import make_split
 from training.pipeline.state import check_tied, gather, restore_stages
@@ -167,6 +168,9 @@ class Run:
         check_replicas(step, self.model.network, self.optimizer, self.ranks)
         parameters: Mapping[str, Any] = live_arrays(network_parameters(self.model.network))
         states = self.optimizer.state_views()
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.saver.finish()
+            states = self.optimizer.gathered(self.saver.room)
         if self.ranks.pipelined:
             check_tied(self.model.network, self.ranks)
             parameters, states, messages = gather(self.model.network, self.optimizer, self.ranks)
@@ -277,7 +281,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         feed=feed,
         eval_feed=eval_feed,
         model=model,
-        optimizer=make_optimizer(config.optimization, model, seed),
+        optimizer=make_optimizer(config.optimization, model, ranks.world, seed),
         scaler=DynamicScaler() if model.dtype == "float16" else StaticScaler(),
         skips=SkipCounter(),
         guard=Guard(config.optimization.spikes == SKIP),

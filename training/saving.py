@@ -124,6 +124,13 @@ class Saver:
         )
         self._thread.start()
 
+    def room(self, name: str, state: Any) -> np.ndarray:
+        """The copy's memory for a state like this one, for `begin` to find it filled; after `finish`."""
+        key = (STATES, name)
+        if not _fits(self._buffers.get(key), state):
+            self._buffers[key] = np.empty(state.shape, state.dtype)
+        return self._buffers[key]
+
     def sound(self) -> bool:
         """Waits until all arrays have been copied, or sent: from then on they may be changed.
 
@@ -254,7 +261,7 @@ class Saver:
         begun = time.monotonic()
         try:
             for key, array in arrays.items():
-                if not _is_elsewhere(array):
+                if not _is_elsewhere(array) and array is not copies[key]:
                     _copy(array, copies[key])
         except BaseException as error:
             self._failure = error

@@ -281,6 +281,10 @@ def test_model_names():
             ["_state bfloat16", "or --operators mxnet"],
         ),
         (["--optimizer_state", "bfloat16", "--dtype", "float16"], ["_state bfloat16", "or --dtype float16"]),
+        (
+            ["--optimizer_state", "bfloat16", "--shard_states"],
+            ["bfloat16 with --shard_states: its roundings"],
+        ),
         (["--num_epochs", "1", "--num_steps", "5"], ["--num_epochs and --num_steps exclude each other"]),
         (
             ["--num_epochs", "1", "--budget_hours", "1"],

@@ -83,7 +83,8 @@ GROUPS = {  # of --help, in its order
     "model": "init_from model_parameters vocab init_vocab cased model config_file gelu "
     "sentencepiece uncased dtype operators padding recompute dropout attention_dropout",
     "training": "epochs num_steps batch_size accumulate batch_size_eval optimizer lr beta1 beta2 epsilon "
-    "weight_decay warmup_ratio clip_norm spikes seed seeds search max_seq_length num_data_workers",
+    "weight_decay warmup_ratio clip_norm shard_states spikes seed seeds search max_seq_length "
+    "num_data_workers",
     "communication": "backend comm_timeout bucket_mb compression compression_k error_feedback reproducible",
     "checkpoints and output": "ckpt_dir only_predict ckpt_interval eval_interval keep_checkpoints "
     "keep_best resume max_hours save_before log_interval progress peak_tflops verbose notify estimate "
@@ -111,6 +112,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "operators": {"help": "as in pretraining"},
     "padding": {"help": "as in pretraining"},
     "recompute": {"help": "as in pretraining"},
+    "shard_states": {"help": "as in pretraining"},
     "dropout": {"default": DROPOUT, "help": "of activations, the head's included"},
     "attention_dropout": {"help": "of the attention's probabilities (default: as --dropout)"},
     "num_steps": {"flags": ("--training_steps",), "help": "optimizer steps in place of --epochs"},

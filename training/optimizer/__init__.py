@@ -6,5 +6,6 @@ schedule                     the learning rate by step
 update_rule                  the numbers in the formulas
 moments                      the type in which mean and variance are kept
 optimizer                    LAMB and two Adams
+shards                       the same with states divided over the ranks
 mxnet_update, native_update  the arithmetic, on MXNet's and on the fused operators
 """

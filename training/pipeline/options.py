@@ -101,6 +101,11 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
             f"--optimizer_state {options.optimizer_state} with --pipeline_stages: its roundings depend on "
             "the parameters that a process holds, so the number of stages would change them; leave it out"
         )
+    if options.shard_states:
+        raise InputError(
+            "--shard_states with --pipeline_stages: the stages divide the optimizer states already; leave it "
+            "out"
+        )
     check_dtype(options.dtype)
     check_stages(stages, layers)
     split = None

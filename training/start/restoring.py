@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Iterator, Mapping
 
 import mxnet as mx
@@ -16,6 +17,7 @@ from comm.base import Communicator
 from training.checkpoint import Checkpoint
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
+from training.optimizer.shards import ShardedOptimizer
 from training.start.initial import Initial
 from training.start.new_vocabulary import OF_TOKENS
 from training.start.start import Start
@@ -93,8 +95,13 @@ def restore_states(start: Start, optimizer: Optimizer, communicator: Communicato
     if not start.facts:
         return
     keeps = start.keeps(OPTIMIZER)
-    if start.checkpoint is not None and (keeps or optimizer.has_masters):
-        with start.checkpoint.open_states() as states:
+    states: Mapping[str, np.ndarray] | None = None
+    with contextlib.ExitStack() as stack:
+        if start.checkpoint is not None and (keeps or optimizer.has_masters):
+            states = stack.enter_context(start.checkpoint.open_states())
+        if isinstance(optimizer, ShardedOptimizer):
+            return optimizer.take(states, keeps)
+        if states is not None:
             optimizer.restore(states) if keeps else optimizer.restore_masters(states)
     (optimizer.t,) = broadcast_json([optimizer.t], communicator)
     communicator.broadcast(list(optimizer.state_arrays().values()))

@@ -59,6 +59,7 @@ def test_the_options_become_a_configuration() -> None:
         ((*TWO, "--placement", "both"), "--placement: invalid choice"),
         ((*TWO, "--schedule", "1f1b"), "a schedule of pipelines: give --pipeline_schedule"),
         ((*TWO, "--optimizer_state", "bfloat16"), "bfloat16 with --pipeline_stages: its roundings depend on"),
+        ((*TWO, "--shard_states"), "--shard_states with --pipeline_stages: the stages divide"),
         ((*TWO, "--padding", "remove"), "--padding remove with --pipeline_stages: activations travel"),
         (
             (*TWO, "--pretrained", "--model", "bert_12_768_12"),
