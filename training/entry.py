@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
 import traceback
@@ -34,6 +35,8 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
         leave_at_signals()
     try:
         code = main()
+        if leaves:  # Python gives signals their default action back at its end, which is another code's
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         notify.tell(notify.END, _ENDS.get(code, f"ended with code {code}"), code)
         return code
     except Stopped as stopped:

@@ -95,12 +95,14 @@ class Loop:
                         self._evaluate()
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
                 self.take_step.waits.interrupted()
-        # No rank ends while rank 0 still writes.
-        run.saver.take(run.communicator.all_agree([run.saver.finish(), run.saver.finite]))
+        # No rank ends while rank 0 still writes, nor with another code: a launcher takes that of the first.
+        written = [run.saver.finish(), run.saver.finite]
+        *written, no_interrupt = run.communicator.all_agree([*written, self.stop.exit_code != 130])
+        run.saver.take(written)
         if signalled:
             where = self.checkpoints.remedy
             run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues{where}")
-            return self.stop.exit_code or 143
+            return 143 if no_interrupt else 130
         if interrupted:
             run.reporter.warn(f"time is up after step {self.step}; --resume continues")
             return RUN_AGAIN

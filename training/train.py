@@ -94,14 +94,14 @@ def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopR
                 code = loop.to_the_end()
             more = part.config.start.stages == "both" and start.stage == 1
             if code == 0 and more:
-                flags = [stop.exit_code is None, loop.deadline.allows(saves=True)]
-                keep_going, in_time = ranks.world.all_agree(flags)
+                flags = [stop.exit_code is None, stop.exit_code != 130, loop.deadline.allows(saves=True)]
+                keep_going, no_interrupt, in_time = ranks.world.all_agree(flags)
                 if not (keep_going and in_time):
                     why = "time is up" if keep_going else "stopped by a signal"
                     run.reporter.warn(
                         f"{why} at the end of stage 1, step {loop.step}; --resume begins stage 2"
                     )
-                    code = RUN_AGAIN if keep_going else stop.exit_code or 143
+                    code = RUN_AGAIN if keep_going else 143 if no_interrupt else 130
             recorder.update(**figures_of(run), status=UNFINISHED if code or more else FINISHED)
         return code, loop.step
 

@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from tests.processes import LIMIT, ROOT, start_command, until
+from tests.faults.jobs import SCRIPTS, patched
+from tests.processes import LIMIT, ROOT, run_command, run_ranks, start_command, until
+from tests.training.small_runs import command
 from training.stopping import SAME, Stopped, StopRequest, code_of
 
 CODES = [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)]
@@ -143,6 +145,48 @@ def test_a_second_sigterm_ends_a_run_in_a_step_that_does_not_end(tmp_path):
         os.kill(run.pid, signal.SIGTERM)
         result = run.wait()
     assert result.returncode == 143 and "Traceback" not in result.stderr, result.describe()
+
+
+# Rank 1 gets an interrupt in its third step; every rank writes its code beside the run.
+SIGNALLED = """
+import os, signal
+import training.step, training.train
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+step, train = training.step.TrainStep.__call__, training.train.train_stages
+def signalled(self, number, *given, **named):
+    if (number, rank) == (3, "1"):
+        signal.raise_signal(signal.SIGINT)
+    return step(self, number, *given, **named)
+def noting(*given, **named):
+    code = train(*given, **named)
+    open({folder!r} + "/code" + rank, "w").write(str(code))
+    return code
+training.step.TrainStep.__call__, training.train.train_stages = signalled, noting
+"""
+
+
+def test_all_ranks_end_with_the_code_of_an_interrupt_to_one(tmp_path):
+    """A launcher takes the code of the rank that ends first."""
+    script = patched(ROOT / SCRIPTS["mpirun"], SIGNALLED.format(folder=str(tmp_path)))
+    words = command(tmp_path / "run", "--num_steps", "6", "--log_interval", "1")
+    result = run_ranks(script, 2, "mpirun", args=words)
+    found = [(tmp_path / f"code{rank}").read_text() for rank in (0, 1)]
+    assert (result.returncode, found) == (130, ["130", "130"]), result.describe()
+
+
+def test_sigusr1_does_not_kill_what_is_complete():
+    """Python gives handlers up before it deletes modules, which takes MXNet a while."""
+    script = """
+import os, signal, sys
+from training.entry import exit_code
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR1):
+        kill(pid, number)
+late = Late()
+sys.exit(exit_code(lambda: 0, leaves=True))
+"""
+    result = run_command([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.describe()
 
 
 class TestStopRequest:
