@@ -12,7 +12,7 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-# Those with a peer; by name also `pretraining` (10 minutes), `latency` (3), `startup` and `pipelines`.
+# Those with a peer; by name also `pretraining` (10 minutes), `latency` (3) and `startup`.
 BENCH ?= step finetune loader tokenize_text questions
 ARGS ?=
 PY := .venv/bin/python

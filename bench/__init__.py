@@ -18,10 +18,7 @@ raw_path         that path: Google's algorithm, document by document
 tokenize_text    command: tokenizers, against Hugging Face's and GluonNLP's
 questions        command: SQuAD's features, answers and scores, against a pure-Python loop
 question_loop    that loop: Google's algorithms, question by question
-launches         of the training script, for the two below
 startup          command: from a launch to the first step, and hparams.py's answer
-pipelines        command: pipelines: throughput against the bubble, memory of the stages
-measured_rank    a rank of bench.pipelines, with its memory measured and limited
 gpu              command: all that a machine with GPUs must show: precision, speed, backends
 gpu_worker       one measurement of bench.gpu
 """

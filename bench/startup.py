@@ -25,7 +25,7 @@ from base.command_line import positive_int
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
 from bench.harness import Measurement, default_text, end_at, finish, spread, take_rounds
-from bench.launches import ROOT, command, failure, launch
+from bench.workers import ROOT
 from training.entry import exit_code
 
 TIME_LIMIT = 120.0  # seconds for one launch
@@ -38,23 +38,26 @@ TRAINING = (
 )
 
 
-def seconds_of(words: Sequence[str]) -> float:
+def seconds_of(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> float:
     """Seconds until a command has ended; SystemExit with its last lines if it fails."""
     begun = time.perf_counter()
-    code, text = run_in_session(words, os.environ, TIME_LIMIT)
+    code, text = run_in_session(words, environ, TIME_LIMIT)
     if code:
-        raise failure(words, code, text)
+        raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
     return time.perf_counter() - begun
 
 
 def first_step_after(script: Sequence[str], ranks: int) -> float:
     """Seconds from a launch to the metrics of its first step, by the clock that these have."""
+    # As `make pretrain`, without the caller's settings of threads.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    if os.geteuid() == 0:
+        environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    words = ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
+    words += ["-mca", "mpi_yield_when_idle", "1", sys.executable, str(ROOT / "run_pretraining_hvd.py")]
     with tempfile.TemporaryDirectory() as folder:
-        words = command(ranks, [*script, "--ckpt_dir", folder])
         begun = time.time()
-        code, text = launch(words, TIME_LIMIT, {})
-        if code:
-            raise failure(words, code, text)
+        seconds_of([*words, *script, "--ckpt_dir", folder], environ)
         first, *_ = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return float(json.loads(first)["time"]) - begun
 

@@ -11,6 +11,7 @@ more. Needs root; the table is docs/pipelines.md's.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -22,7 +23,6 @@ from base import machine
 from base.command_line import OptionParser, not_empty, path_name, positive_int
 from base.tables import Row, Table, terminal
 from bench.harness import write_figures
-from bench.launches import step_seconds
 from bert.configuration import named_config
 from bert.memory import parameter_count
 from tests.namespaces import INTERFACE, TwoHosts, two_hosts
@@ -33,6 +33,7 @@ from training.pipeline.placement import PLACEMENTS
 SLOTS, STAGES, LENGTH = 2, 2, 128
 TIME_LIMIT = 300.0
 STEPS, LOG_INTERVAL = 12, 3
+WARM_UP = 2  # intervals
 THREADS = "OMP_NUM_THREADS"
 PASSED = (THREADS, "PATH", "PYTHONPATH")  # to the ranks of the second host
 
@@ -88,7 +89,9 @@ def measure(hosts: TwoHosts, case: Case, placement: str, folder: Path) -> float:
         launcher_args=[*hosts.mpirun_args, *passed],
         env={THREADS: "1", "OMPI_MCA_mpi_yield_when_idle": "1"},
     ).check()
-    return step_seconds(run / "metrics.jsonl")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    seconds = [line["step_s"] for line in lines if "step_s" in line]
+    return statistics.median(seconds[WARM_UP:])
 
 
 def limit(hosts: TwoHosts, rate: str) -> None:

@@ -640,7 +640,7 @@ def help_of(name: str) -> str:
 @pytest.fixture(scope="module")
 def helps_of() -> dict[str, str]:
     """The help of each command that the guides may name an option of."""
-    names = [*DATA_COMMANDS, "bench.step", "bench.pipelines", "training.profile", "tests.faults"]
+    names = [*DATA_COMMANDS, "bench.step", "training.profile", "tests.faults"]
     names += [f"hosts/{name}.py" for name in ("launch", "check", "slurm", "kubernetes", "sagemaker")]
     names += [SCRIPT, "hparams.py", "compare.py", "convert.py", "predict.py", "score.py", "results.py"]
     return {name: help_of(name) for name in [*names, *FINETUNING, "tests.pipeline_hosts"]}

@@ -75,7 +75,7 @@ def test_all_measurements_run_to_their_end(tmp_path):
 
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
-    named = {"startup", "pipelines", "gpu", "pretraining", "latency"}
+    named = {"startup", "gpu", "pretraining", "latency"}
     assert set(commands()) == {*BY_DEFAULT, *named}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
