@@ -25,7 +25,7 @@ import results
 import score as score_pairs
 from base.command_line import OptionParser
 from base.errors import InputError
-from bench import finetune, gpu, loader, pipelines, pretraining, questions, startup, step, tokenize_text
+from bench import finetune, gpu, latency, loader, pretraining, questions, startup, step, tokenize_text
 from comparison.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data import build_corpus, convert_npz, embedded, inspect, prepare, train_vocab
@@ -117,7 +117,7 @@ COMMANDS: dict[str, Command] = {
     **{
         f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
         for module in (
-            *(step, pipelines, loader, tokenize_text, questions, finetune),
+            *(step, latency, loader, tokenize_text, questions, finetune),
             *(gpu, pretraining, startup),
         )
     },
