@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
 
+from base.files import replacing
 from base.json_files import read_json_lines
 from data.embedded import build
 from tests.faults.figure import Setting
@@ -100,7 +101,8 @@ class Job:
             return script
         folder = self.setting.work / "patched"
         folder.mkdir(exist_ok=True)
-        (folder / script.name).write_text(patched(script, patch), encoding="utf-8")
+        with replacing(str(folder / script.name)) as file:  # which ranks may be reading
+            file.write(patched(script, patch).encode())
         return folder / script.name
 
     def words(self, directory: Path, **changes: Any) -> list[str]:

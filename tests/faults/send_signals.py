@@ -161,7 +161,7 @@ PROGRAM = Program(
         "signals are not listened to": Damage(
             CASE,
             "the newest checkpoint is that|code 138",
-            "import training.loop\ntraining.loop.StopRequest.listen = lambda self: None",
+            "import training.loop\ntraining.loop.StopRequest.listen = lambda self, failed: None",
         ),
         "a stopped run saves nothing": Damage(CASE, "the newest checkpoint is that", unsaved()),
         "a stopped run ends with code 0": Damage(
@@ -169,7 +169,8 @@ PROGRAM = Program(
             "code 0 in place of 143",
             """
 import training.loop
-training.loop.StopRequest._note = lambda self, number, frame: setattr(self, "exit_code", 256)
+to_the_end = training.loop.Loop.to_the_end
+training.loop.Loop.to_the_end = lambda self: to_the_end(self) % 143
 """,
         ),
     },
