@@ -168,9 +168,9 @@ PROGRAM = Program(
             CASE,
             "code 0 in place of 143",
             """
-import training.loop
-to_the_end = training.loop.Loop.to_the_end
-training.loop.Loop.to_the_end = lambda self: to_the_end(self) % 143
+import training.train
+train_stages = training.train.train_stages
+training.train.train_stages = lambda *given, **named: train_stages(*given, **named) % 143
 """,
         ),
     },
