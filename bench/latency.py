@@ -7,9 +7,9 @@ A call is a batch of full sequences from token ids to the logits of both heads o
 network), which onnxruntime's graph lacks: it ends at the last layer. "1x32" is one sentence of 32 tokens, as
 somebody waits for it. Every contestant has the same random weights; PyTorch is Hugging Face's transformers on
 a copy of the weights in the dtype, with the faster of its implementations of attention for each size and
-malloc keeping freed memory, and onnxruntime runs what convert.py
---to onnx writes, in float32 only. In a round each takes its calls in turns. "to ours" is how many times as
-long as ours the median call takes, by rounds.
+malloc keeping freed memory, and onnxruntime runs what convert.py --to onnx writes, in float32 only. In a
+round each takes its calls in turns. "to ours" is how many times as long as ours the median call takes, by
+rounds.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
         leave_at_signals()
     try:
         code = main()
-        if leaves:  # Python gives signals their default action back at its end, which is another code's
+        if leaves:  # Python's own end restores the default action, which would kill the process: 138
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         notify.tell(notify.END, _ENDS.get(code, f"ended with code {code}"), code)
         return code

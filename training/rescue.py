@@ -107,7 +107,7 @@ class Rescue:
         if ranks.world.rank and not os.path.exists(os.path.join(place, LOCK_FILE)):  # another disk
             return ""
         if isinstance(run.optimizer, ShardedOptimizer):
-            return f"step {self._step} is not saved: the lost ranks had some of its states (--shard_states)"
+            return f"step {self._step} is not saved: other ranks have some of its states (--shard_states)"
         if ranks.pipelined:
             stage, stages = ranks.coordinates.stage, ranks.coordinates.stages
             with _alone(os.path.join(place, LOCK.format(f"-{stage + 1}"))):

@@ -108,7 +108,8 @@ def kinds(files: Files) -> Mapping[str, Kind]:
         "max_predictions_per_seq": 3, "peak_tflops": 2, "start_step": 3, "dummy_data_len": 16,
     }  # fmt: skip
     found = {name: Kind([f"--{name}", str(value)], f"--{name}") for name, value in options.items()}
-    for flag in ("bias_correction", "use_avg_len", "whole_word_mask", "split_sentences", "static_masks"):
+    flags = "bias_correction use_avg_len whole_word_mask split_sentences static_masks shard_states"
+    for flag in flags.split():
         found[flag] = Kind([f"--{flag}"], f"--{flag}")
     found["heads"] = Kind(["--model", "bert_1_32_4"], "--model")
     found["layers"] = Kind(["--model", "bert_2_32_2"], "--model")
