@@ -34,7 +34,7 @@ WITHOUT_RANKS = [
 LONG = [
     TESTS / name
     for name in (
-        *("bench/test_quick.py", "bench/test_pipelines.py", "comm/test_watchdog.py"),
+        *("bench/test_quick.py", "comm/test_watchdog.py"),
         *("comm/test_contract.py", "comm/test_compression.py", "faults/test_rescue.py"),
         *("test_comparison.py", "test_finetune.py", "test_messages.py", "test_pretraining.py"),
         *("test_pipelines.py", "test_sagemaker.py", "test_make_finetune.py", "comm/test_equality.py"),
