@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Callable, MutableMapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, MutableMapping, Sequence
 
 from base.errors import InputError
 from base.launchers import is_number
@@ -100,12 +100,8 @@ def with_compression(communicator: Communicator, config: CommunicationConfig) ->
         return communicator
     if config.compression == "fp16":
         return HalfCommunicator(communicator)
-    feedback: ErrorFeedback | None = None
-    if config.error_feedback and config.compression == "topk":
-        share = config.compression_k or 0.0
-        feedback = TopkFeedback(lambda size: max(1, int(share * size)))
-    elif config.error_feedback:
-        feedback = RandomkFeedback()
+    topk_share = config.compression_k if config.compression == "topk" else None
+    feedback = ErrorFeedback(topk_share) if config.error_feedback else None
     return PiecesCommunicator(communicator, feedback)
 
 
@@ -140,9 +136,16 @@ class HalfCommunicator(DelegatingCommunicator):
         if self.size == 1 or _is_small(arrays, self._least_bytes):
             self._inner.average(arrays)
             return
-        buffers = self._buffers_for(arrays)
+        key = tuple((array.dtype.__name__, array.shape, str(array.context)) for array in arrays)
+        if key not in self._buffers:
+            self._buffers[key] = [
+                None
+                if array.dtype.__name__ == "float16"
+                else self._mx.nd.empty(array.shape, ctx=array.context, dtype="float16")
+                for array in arrays
+            ]
         halves = []
-        for array, buffer in zip(arrays, buffers):
+        for array, buffer in zip(arrays, self._buffers[key]):
             if array.dtype.__name__ == "float16":
                 halves.append(array)
             else:
@@ -157,27 +160,6 @@ class HalfCommunicator(DelegatingCommunicator):
         for group in self._groups:
             group._buffers.clear()
         self._inner.forget()
-
-    def _buffers_for(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
-        key = tuple((array.dtype.__name__, array.shape, str(array.context)) for array in arrays)
-        if key not in self._buffers:
-            self._buffers[key] = [
-                None
-                if array.dtype.__name__ == "float16"
-                else self._mx.nd.empty(array.shape, ctx=array.context, dtype="float16")
-                for array in arrays
-            ]
-        return self._buffers[key]
-
-
-class _Overlap(NamedTuple):
-    """Elements of the array at `array`, from `start`, that lie in the piece at `piece`, from `offset`."""
-
-    array: int
-    start: int
-    piece: int
-    offset: int
-    length: int
 
 
 class PiecesCommunicator(DelegatingCommunicator):
@@ -203,7 +185,7 @@ class PiecesCommunicator(DelegatingCommunicator):
         self._mx: Any = importlib.import_module("mxnet")
         self._feedback = feedback
         # The same buffers for the same sequence of arrays: communicators know arrays by their identity.
-        self._layouts: dict[Any, tuple[list[NDArray], list[_Overlap]]] = {}
+        self._layouts: dict[Any, tuple[list[NDArray], list[tuple[int, int, int, int, int]]]] = {}
         self._zeros: dict[str, NDArray] = {}
 
     def average(self, arrays: Sequence[NDArray]) -> None:
@@ -258,10 +240,11 @@ class PiecesCommunicator(DelegatingCommunicator):
         return total
 
 
-def cut(sizes: Sequence[int], elements: int) -> tuple[list[int], list[_Overlap]]:
+def cut(sizes: Sequence[int], elements: int) -> tuple[list[int], list[tuple[int, int, int, int, int]]]:
     """Lays arrays one after the other and cuts them into pieces of `elements`, the last one shorter.
 
-    Returns the pieces' sizes, and which part of which array lies where.
+    Returns the pieces' sizes, and which part of which array lies where: (array, start, piece, offset, length)
+    for elements of an array, from `start`, that lie in a piece, from `offset`.
     """
     total = sum(sizes)
     pieces = [min(elements, total - start) for start in range(0, total, elements)]
@@ -272,7 +255,7 @@ def cut(sizes: Sequence[int], elements: int) -> tuple[list[int], list[_Overlap]]
         while start < size:
             piece, offset = divmod(position, elements)
             length = min(size - start, elements - offset)
-            overlaps.append(_Overlap(array, start, piece, offset, length))
+            overlaps.append((array, start, piece, offset, length))
             start += length
             position += length
     return pieces, overlaps
@@ -285,7 +268,7 @@ def keep(mx: Any, array: NDArray, flag: NDArray) -> None:
     mx.nd.SequenceMask(view, sequence_length=flag, use_sequence_length=True, value=0, out=view)
 
 
-class ErrorFeedback(Protocol):
+class ErrorFeedback:
     """Keeps what a compressor leaves out of a piece, and adds it to the piece of the next call: nothing of a
     gradient is lost, parts of it come later.
 
@@ -306,90 +289,47 @@ class ErrorFeedback(Protocol):
     there is none.
 
     What is kept is not part of a checkpoint: a resumed run, and another stage, begin with nothing kept.
+
+    topk_share: of the values of a piece that topk sends; None: randomk.
     """
+
+    def __init__(self, topk_share: float | None) -> None:
+        self._mx: Any = importlib.import_module("mxnet")
+        self._topk_share = topk_share
+        # Two arrays for each piece: what is to be added to it, and what takes its place after a step that is
+        # not skipped.
+        self._residuals: dict[Any, list[tuple[NDArray, NDArray]]] = {}
 
     def forget(self) -> None:
         """Keeps nothing any more."""
+        self._residuals.clear()
 
     def before(self, key: Any, pieces: Sequence[NDArray]) -> None:
         """Adds what was kept, and changes each piece to what is to be sent. `key` names the sequence of
         pieces."""
-
-    def after(self, key: Any, pieces: Sequence[NDArray], agreed: NDArray) -> None:
-        """`pieces` hold the averages. agreed: (1,), 1 where all values of all ranks were finite, else 0: the
-        step will be skipped, and what was kept stays as it was before it."""
-
-
-class _Residuals:
-    """Two arrays for each piece: `kept`, which is to be added to it, and `candidate`, which takes its place
-    after a step that is not skipped."""
-
-    def __init__(self) -> None:
-        self._mx: Any = importlib.import_module("mxnet")
-        self._residuals: dict[Any, tuple[list[NDArray], list[NDArray]]] = {}
-
-    def clear(self) -> None:
-        self._residuals.clear()
-
-    def of(self, key: Any, pieces: Sequence[NDArray]) -> tuple[list[NDArray], list[NDArray]]:
         if key not in self._residuals:
-            kept = [self._mx.nd.zeros_like(piece) for piece in pieces]
-            self._residuals[key] = (kept, [self._mx.nd.zeros_like(piece) for piece in pieces])
-        return self._residuals[key]
-
-    def settle(self, key: Any, pieces: Sequence[NDArray], agreed: NDArray) -> None:
-        """Lets `candidate` take the place of `kept` where `agreed` is 1, and leaves `kept` where it is 0."""
-        for kept, candidate in zip(*self.of(key, pieces)):
-            keep(self._mx, kept, 1 - agreed)
-            keep(self._mx, candidate, agreed)
-            self._mx.nd.elemwise_add(kept, candidate, out=kept)
-
-
-class TopkFeedback:
-    """`ErrorFeedback` for topk.
-
-    selected: how many values a rank sends of a piece, from the piece's number of elements.
-    """
-
-    def __init__(self, selected: Callable[[int], int]) -> None:
-        self._mx: Any = importlib.import_module("mxnet")
-        self._selected = selected
-        self._residuals = _Residuals()
-
-    def forget(self) -> None:
-        self._residuals.clear()
-
-    def before(self, key: Any, pieces: Sequence[NDArray]) -> None:
-        for piece, kept, candidate in zip(pieces, *self._residuals.of(key, pieces)):
+            zeros = self._mx.nd.zeros_like
+            self._residuals[key] = [(zeros(piece), zeros(piece)) for piece in pieces]
+        for piece, (kept, candidate) in zip(pieces, self._residuals[key]):
             self._mx.nd.elemwise_add(piece, kept, out=piece)
+            if self._topk_share is None:
+                piece.copyto(candidate)
+                continue
             # An operator that sorts, but only as far as k.
-            mask = self._mx.nd.topk(piece.abs(), k=self._selected(piece.size), ret_typ="mask")
+            selected = max(1, int(self._topk_share * piece.size))
+            mask = self._mx.nd.topk(piece.abs(), k=selected, ret_typ="mask")
             self._mx.nd.elemwise_mul(piece, 1 - mask, out=candidate)
             self._mx.nd.elemwise_mul(piece, mask, out=piece)
 
     def after(self, key: Any, pieces: Sequence[NDArray], agreed: NDArray) -> None:
-        self._residuals.settle(key, pieces, agreed)
-
-
-class RandomkFeedback:
-    """`ErrorFeedback` for randomk with one seed on all ranks."""
-
-    def __init__(self) -> None:
-        self._mx: Any = importlib.import_module("mxnet")
-        self._residuals = _Residuals()
-
-    def forget(self) -> None:
-        self._residuals.clear()
-
-    def before(self, key: Any, pieces: Sequence[NDArray]) -> None:
-        for piece, kept, candidate in zip(pieces, *self._residuals.of(key, pieces)):
-            self._mx.nd.elemwise_add(piece, kept, out=piece)
-            piece.copyto(candidate)
-
-    def after(self, key: Any, pieces: Sequence[NDArray], agreed: NDArray) -> None:
-        for piece, candidate in zip(pieces, self._residuals.of(key, pieces)[1]):
-            self._mx.nd.elemwise_mul(candidate, piece == 0, out=candidate)
-        self._residuals.settle(key, pieces, agreed)
+        """`pieces` hold the averages. agreed: (1,), 1 where all values of all ranks were finite, else 0: the
+        step will be skipped, and what was kept stays as it was before it."""
+        for piece, (kept, candidate) in zip(pieces, self._residuals[key]):
+            if self._topk_share is None:
+                self._mx.nd.elemwise_mul(candidate, piece == 0, out=candidate)
+            keep(self._mx, kept, 1 - agreed)
+            keep(self._mx, candidate, agreed)
+            self._mx.nd.elemwise_add(kept, candidate, out=kept)
 
 
 def _is_small(arrays: Sequence[NDArray], least_bytes: int) -> bool:

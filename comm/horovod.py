@@ -107,7 +107,12 @@ class _Collectives(Unwatched):
         for index in range(len(arrays) - 1, -1, -1):
             array = arrays[index]
             name = _name(operation, index, array)
-            self._release(name, array)
+            # Horovod rejects a name that is still in use. The same array under the same name waits in MXNet's
+            # queue; a different one must not be queued before the earlier one has its mean.
+            earlier = self._latest.get(name, array)
+            if earlier is not array:
+                self._wait(earlier)
+            self._latest[name] = array
             half = array.dtype.__name__ == "float16"
             self._sum(
                 array,
@@ -138,14 +143,6 @@ class _Collectives(Unwatched):
     def _sum(self, array: NDArray, **settings: Any) -> None:
         self._hvd.allreduce_(array, process_set=self._process_set, **settings)
 
-    def _release(self, name: str, array: NDArray) -> None:
-        """Horovod rejects a name that is still in use. The same array under the same name waits in MXNet's
-        queue; a different one must not be queued before the earlier one has its mean."""
-        earlier = self._latest.get(name, array)
-        if earlier is not array:
-            self._wait(earlier)
-        self._latest[name] = array
-
     def _wait(self, array: NDArray) -> None:
         try:
             array.wait_to_read()
@@ -169,8 +166,11 @@ class HorovodCommunicator(_Collectives):
     """
 
     def __init__(self, divisible: bool = False) -> None:
-        hvd, mx = _import_horovod(), importlib.import_module("mxnet")
-        gpus = mx.context.num_gpus()
+        try:
+            hvd: Any = importlib.import_module("horovod.mxnet")
+        except (ImportError, OSError) as error:
+            raise not_loaded("Horovod for MXNet", error) from error
+        gpus = importlib.import_module("mxnet").context.num_gpus()
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
         if not gpus:
             choose_allreduce(os.environ)
@@ -305,13 +305,6 @@ def _name(operation: str, index: int, array: NDArray) -> str:
     # Stable from step to step: Horovod's response cache then answers without a negotiation. The sizes keep
     # calls with other arrays (an evaluation's sums) from invalidating the entries of the gradients.
     return f"{operation}.{index}.{array.dtype.__name__}.{array.size}"
-
-
-def _import_horovod() -> Any:
-    try:
-        return importlib.import_module("horovod.mxnet")
-    except (ImportError, OSError) as error:
-        raise not_loaded("Horovod for MXNet", error) from error
 
 
 def _check_size(size: int) -> None:

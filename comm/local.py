@@ -24,10 +24,7 @@ class LocalCommunicator(Unwatched):
     program which runs alone also runs on several ranks."""
 
     name = "local"
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
+    rank, size = local_rank, local_size = 0, 1
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         check_root(root, self.size)

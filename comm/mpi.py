@@ -35,7 +35,12 @@ class Messages:
     """
 
     def __init__(self) -> None:
-        self._mpi = _import_mpi()
+        try:
+            settings = importlib.import_module("mpi4py")
+            settings.rc.initialize = settings.rc.finalize = False  # Horovod does both
+            self._mpi: Any = importlib.import_module("mpi4py.MPI")
+        except (ImportError, OSError, RuntimeError) as error:
+            raise not_loaded("mpi4py", error) from error
         if not self._mpi.Is_initialized() or self._mpi.Query_thread() != self._mpi.THREAD_MULTIPLE:
             raise InputError(
                 "--pipeline_stages needs MPI for several threads, and Horovod does not run over one; start "
@@ -48,20 +53,22 @@ class Messages:
     def send(self, array: NDArray | np.ndarray, to: int, tag: int) -> Message:
         """See `comm.base.Communicator.send`."""
         check_message(to, tag, self.rank, self.size)
-        sent = _bytes_to_send(array)
+        if hasattr(array, "wait_to_read"):
+            array.wait_to_read()
+        sent = array.asnumpy().reshape(-1).view(np.uint8) if _on_device(array) else _bytes_of(array)
         request = self._world.Isend([sent, self._mpi.BYTE], to, tag)
         return Message(request, (array, sent), f"to rank {to}")
 
     def receive(self, array: NDArray | np.ndarray, source: int, tag: int) -> Message:
         """See `comm.base.Communicator.receive`."""
         check_message(source, tag, self.rank, self.size)
-        if not _on_device(array):
-            room = _bytes_of(array)
-            request = self._world.Irecv([room, self._mpi.BYTE], source, tag)
-            return Message(request, (array, room), f"from rank {source}")
-        room = np.empty(array.size * np.dtype(array.dtype).itemsize, np.uint8)
+        on_device = _on_device(array)
+        room = (
+            np.empty(array.size * np.dtype(array.dtype).itemsize, np.uint8) if on_device else _bytes_of(array)
+        )
         request = self._world.Irecv([room, self._mpi.BYTE], source, tag)
-        return Message(request, (array, room), f"from rank {source}", lambda: _fill(array, room))
+        then = (lambda: _fill(array, room)) if on_device else None
+        return Message(request, (array, room), f"from rank {source}", then)
 
     def close(self) -> None:
         """Frees the communicator; every rank calls it, after its last message."""
@@ -92,24 +99,16 @@ class Message:
         return bool(arrived)
 
     def wait(self) -> None:
-        pause = _SHORTEST
-        for turn in range(1 << 62):
-            if self.done():
-                return
-            if turn >= _EAGER:
+        pause, turn = _SHORTEST, 0
+        while not self.done():
+            turn += 1
+            if turn > _EAGER:
                 time.sleep(pause)
                 pause = min(_LONGEST, 1.5 * pause)
 
 
 def _on_device(array: Any) -> bool:
     return hasattr(array, "context") and array.context.device_type != "cpu"
-
-
-def _bytes_to_send(array: Any) -> np.ndarray:
-    """The bytes of an array that has been written; a copy of what is on a device."""
-    if hasattr(array, "wait_to_read"):
-        array.wait_to_read()
-    return array.asnumpy().reshape(-1).view(np.uint8) if _on_device(array) else _bytes_of(array)
 
 
 def _bytes_of(array: Any) -> np.ndarray:
@@ -125,12 +124,3 @@ def _bytes_of(array: Any) -> np.ndarray:
 
 def _fill(array: Any, room: np.ndarray) -> None:
     array[:] = room.view(array.dtype).reshape(array.shape)
-
-
-def _import_mpi() -> Any:
-    try:
-        settings = importlib.import_module("mpi4py")
-        settings.rc.initialize = settings.rc.finalize = False  # Horovod does both
-        return importlib.import_module("mpi4py.MPI")
-    except (ImportError, OSError, RuntimeError) as error:
-        raise not_loaded("mpi4py", error) from error

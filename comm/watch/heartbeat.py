@@ -41,9 +41,6 @@ _CONNECT_SECONDS = 3.0  # for one address; the others are tried after that
 _ANSWER_SECONDS = 10.0
 
 
-OnVerdict = Callable[[str, str], None]
-
-
 class Sign(NamedTuple):
     """A sign of life: the exchange that its rank is in ("" for none), and for how many seconds the rank has
     been waiting in it (0 when it is not waiting)."""
@@ -62,7 +59,7 @@ class Watch(NamedTuple):
     timeout: float
     interval: float
     sign: Callable[[], Sign]
-    on_verdict: OnVerdict
+    on_verdict: Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
@@ -424,13 +421,9 @@ def readable(sources: Sequence[Any], seconds: float) -> list[Any]:
 
 def _list(peers: Sequence[Peer], what: str) -> str:
     """`rank 3 (node-2, pid 4711) has ended ..., last in all_agree`; of many the first few."""
-    named = [
-        f"rank {peer.rank} ({peer.host}, pid {peer.pid}, last {_place(peer.sign.doing)})"
-        for peer in sorted(peers, key=lambda peer: peer.rank)
-    ]
+    named = []
+    for peer in sorted(peers, key=lambda peer: peer.rank):
+        last = f"in {peer.sign.doing}" if peer.sign.doing else "outside of any exchange"
+        named.append(f"rank {peer.rank} ({peer.host}, pid {peer.pid}, last {last})")
     more = f" and {len(named) - 4} more" if len(named) > 4 else ""
     return f"{', '.join(named[:4])}{more} {'has' if len(named) == 1 else 'have'} {what}"
-
-
-def _place(doing: str) -> str:
-    return f"in {doing}" if doing else "outside of any exchange"

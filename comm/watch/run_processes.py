@@ -130,19 +130,14 @@ def describe_run(environ: Mapping[str, str], ask_others: bool) -> str:
     here = _missing_here(environ, parts)
     if here:
         said.append(here)
-    if ask_others:
-        said += [_silent(host, environ) for host in silent_hosts(environ)]
+    for host in silent_hosts(environ) if ask_others else ():
+        ranks = [str(rank) for rank, where in enumerate(hosts_of_run(environ)) if where == host]
+        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+        said.append(f"{host} ({named}) does not answer at port {_SSH_PORT}")
     address = scheduler_address(environ)
     if address and ask_others:
         said.append(f"the BytePS scheduler at {address} {scheduler_state(environ)}")
     return "; ".join(said)
-
-
-def _silent(host: str, environ: Mapping[str, str]) -> str:
-    ranks = [str(rank) for rank, where in enumerate(hosts_of_run(environ)) if where == host]
-    return (
-        f"{host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}) does not answer at port {_SSH_PORT}"
-    )
 
 
 def _missing_here(environ: Mapping[str, str], parts: list[Part]) -> str:

@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping, Sequence
 
 from base import failures
 from base.launchers import launched_rank
@@ -74,52 +74,51 @@ def watched(
     Raises what `make_communicator` raises, and CommunicationError when a rank cannot connect to rank 0.
     """
     rank = launched_rank(environ)
+
+    def give_up() -> None:
+        message = f"waited {timeout:g} s ({_OPTION}) for the other ranks to join"
+        _end_process(message, rank, describe_run(environ, ask_others=True), unless=limit.finished)
+
     # Rank 0 speaks first; should it be the one that is missing, rank 1 does.
-    with _time_limit(
-        timeout + min(rank, 2) * 2 * PATIENCE,
-        f"waited {timeout:g} s ({_OPTION}) for the other ranks to join",
-        rank,
-        environ,
-    ):
+    limit = threading.Timer(timeout + min(rank, 2) * 2 * PATIENCE, give_up)
+    limit.daemon = True
+    limit.start()
+    try:
         communicator = make_communicator()
         if communicator.size == 1 and not uses_byteps(environ):
             return communicator
         return WatchedCommunicator(communicator, timeout, environ)
+    finally:
+        limit.cancel()
+        limit.join()
 
 
 class _WatchedCollectives(DelegatingCommunicator):
-    """Collectives that are noted: in `activity` the one that only queues, by `inside` those that wait."""
+    """Collectives of a run or of a group of its ranks, which `run` takes note of."""
 
-    def __init__(
-        self, inner: Communicator, activity: Activity, inside: Callable[[str], ContextManager[None]]
-    ):
+    def __init__(self, inner: Communicator, run: WatchedCommunicator):
         super().__init__(inner)
         self.together = inner.together
-        self._activity = activity
-        self._inside = inside
+        self._run = run
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        with self._inside("broadcast"):
+        with self._run.inside("broadcast"):
             self._inner.broadcast(arrays, root)
 
     def average(self, arrays: Sequence[NDArray]) -> None:
-        self._queues(arrays)
+        self._run.queues(arrays)
         self._inner.average(arrays)
 
     def scaled_average(self, arrays: Sequence[NDArray]) -> float:
-        self._queues(arrays)
+        self._run.queues(arrays)
         return self._inner.scaled_average(arrays)
 
-    def _queues(self, arrays: Sequence[NDArray]) -> None:
-        if arrays:
-            self._activity.enter("average")  # until a call that waits has returned
-
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
-        with self._inside("all_agree"):
+        with self._run.inside("all_agree"):
             return self._inner.all_agree(flags)
 
     def barrier(self) -> None:
-        with self._inside("barrier"):
+        with self._run.inside("barrier"):
             self._inner.barrier()
 
 
@@ -127,34 +126,35 @@ class WatchedCommunicator(_WatchedCollectives):
     """Notes for the heartbeat which call is under way; `communicator` does the work."""
 
     def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
-        super().__init__(communicator, Activity(), self._waiting)
+        super().__init__(communicator, self)
+        # The exchange that its thread is in, and since when; exchanged as a whole: no lock is needed.
+        self._now = ("", 0.0)
         self._verdict = threading.Event()
         self._environ = environ
         self._open = True
         self._last_act: LastAct = lambda has_first: ""
-        watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
+        watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self.sign, self._end)
         self._heartbeat = _connect(communicator, watch, environ)
         self._scheduler: SchedulerWatch | None = None
         if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
             self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        with self._inside("groups"):
+        with self.inside("groups"):
             group = self._inner.groups(groups)
-        if group.size == 1:  # nobody to wait for
-            return group
-        return _WatchedCollectives(group, self._activity, self._inside)
+        # A rank of its own has nobody to wait for.
+        return group if group.size == 1 else _WatchedCollectives(group, self)
 
     def send(self, array: NDArray, to: int, tag: int) -> Pending:
         message = self._inner.send(array, to, tag)
-        return _WatchedMessage(message, lambda: self._inside(f"a message to rank {to}"))
+        return _WatchedMessage(message, lambda: self.inside(f"a message to rank {to}"))
 
     def receive(self, array: NDArray, source: int, tag: int) -> Pending:
         message = self._inner.receive(array, source, tag)
-        return _WatchedMessage(message, lambda: self._inside(f"a message from rank {source}"))
+        return _WatchedMessage(message, lambda: self.inside(f"a message from rank {source}"))
 
     def forget(self) -> None:
-        with self._inside("forget"):
+        with self.inside("forget"):
             self._inner.forget()
 
     def before_end(self, act: LastAct) -> None:
@@ -168,24 +168,38 @@ class WatchedCommunicator(_WatchedCollectives):
         if not self._open:
             return
         self._open = False
-        with self._inside("close"):
+        with self.inside("close"):
             self._inner.close()
             self._heartbeat.close()
         if self._scheduler:
             self._scheduler.close()
 
     @contextmanager
-    def _waiting(self, exchange: str) -> Iterator[None]:
-        self._activity.enter(exchange)
+    def inside(self, exchange: str) -> Iterator[None]:
+        """Notes an exchange that waits, as long as the block lasts."""
+        self._now = (exchange, time.monotonic())
         try:
             yield
         except CommunicationError:
             # The library only knows that somebody is missing; the heartbeat is about to know who.
             if self._verdict.wait(PATIENCE):
-                _never_returns()
+                time.sleep(
+                    SAVING
+                )  # its thread is about to end this process; its verdict is the better message
+                abort(1)
             raise
         finally:
-            self._activity.leave()
+            self._now = ("", 0.0)
+
+    def queues(self, arrays: Sequence[NDArray]) -> None:
+        """Notes an exchange that only queues, until a call that waits has returned."""
+        if arrays:
+            self._now = ("average", time.monotonic())
+
+    def sign(self) -> Sign:
+        """The sign of life for the present moment; another thread asks for it."""
+        exchange, begun = self._now
+        return Sign(exchange, time.monotonic() - begun if exchange else 0.0)
 
     def _end(self, kind: str, text: str) -> None:
         """Ends this process, in the heartbeat's thread, with a line that says why unless another rank says
@@ -270,27 +284,6 @@ class SchedulerWatch:
             readable([self._thread.wakeup], self._interval)
 
 
-class Activity:
-    """The exchange that the thread which made this object is in. One thread enters and leaves, another
-    asks."""
-
-    def __init__(self) -> None:
-        self._now: tuple[str, float] = ("", 0.0)  # exchanged as a whole: no lock is needed
-
-    def enter(self, exchange: str) -> None:
-        """Notes the beginning of an exchange."""
-        self._now = (exchange, time.monotonic())
-
-    def leave(self) -> None:
-        """Notes that no exchange is under way."""
-        self._now = ("", 0.0)
-
-    def sign(self) -> Sign:
-        """The sign of life for the present moment."""
-        exchange, begun = self._now
-        return Sign(exchange, time.monotonic() - begun if exchange else 0.0)
-
-
 def patience(rank: int, kind: str) -> float:
     """Seconds that a rank waits with its verdict, so that one rank speaks, the one that knows best: a rank
     that fails says why itself (after `training.entry.PATIENCE` unless it is rank 0), and a launcher ends the
@@ -354,24 +347,6 @@ def _from_rank_0(communicator: Communicator, value: Any) -> Any:
     return json.loads(array.asnumpy().tobytes())
 
 
-@contextmanager
-def _time_limit(seconds: float, message: str, rank: int, environ: Mapping[str, str]) -> Iterator[None]:
-    """Ends the process unless the block has ended within `seconds`."""
-    done = threading.Event()
-
-    def watch() -> None:
-        if not done.wait(seconds):
-            _end_process(message, rank, describe_run(environ, ask_others=True), unless=done)
-
-    thread = threading.Thread(target=watch, name="join-limit", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 def _end_process(
     message: str,
     rank: int,
@@ -391,10 +366,4 @@ def _end_process(
     limit.start()
     print(line, file=sys.stderr, flush=True)
     failures.leave(1, kind, line, missing)
-    abort(1)
-
-
-def _never_returns() -> NoReturn:
-    """The heartbeat's thread is about to end this process; its verdict is the better message."""
-    time.sleep(SAVING)
     abort(1)
