@@ -75,10 +75,7 @@ class Claim:
     def __init__(
         self, path: str, lost: Callable[[str], None], beat: float = BEAT, patience: float = PATIENCE
     ) -> None:
-        self._path = path
-        self._lost = lost
-        self._beat = beat
-        self._patience = patience
+        self._path, self._lost, self._beat, self._patience = path, lost, beat, patience
         self._seen: tuple[Any, ...] | None = None
         self._watched_since = 0.0
         self._descriptor: int | None = None
@@ -165,7 +162,10 @@ class Claim:
         assert self._descriptor is not None
         while not self._ended.wait(self._beat):
             if not self._is_mine():
-                self._lost(self._other())
+                holder = None
+                with contextlib.suppress(OSError), open(self._path, "rb") as file:
+                    holder = _parsed(file.read(_MOST_BYTES))
+                self._lost(holder.sentence if holder else "another process")
                 return
             with contextlib.suppress(OSError):
                 os.utime(self._descriptor)
@@ -177,13 +177,6 @@ class Claim:
             return os.path.samestat(os.lstat(self._path), os.fstat(self._descriptor))
         except OSError:  # removed by hand, or the disk does not answer: nobody else has it
             return True
-
-    def _other(self) -> str:
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
-            holder = _parsed(file.read(_MOST_BYTES))
-            if holder is not None:
-                return holder.sentence
-        return "another process"
 
 
 def _open(path: str) -> int:

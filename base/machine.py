@@ -78,13 +78,13 @@ class Others:
     """Load of the rest of the machine during a measurement."""
 
     def __init__(self) -> None:
-        self._begun, self._own = time.monotonic(), _own_seconds()
+        self._begun, self._own = time.monotonic(), sum(os.times()[:4])
         self._busy, self._stolen = _busy_and_stolen()
 
     def own_seconds(self) -> float:
         """CPU time since the beginning of this process, and of its children that have ended and were waited
         for."""
-        return _own_seconds() - self._own
+        return sum(os.times()[:4]) - self._own
 
     def shares(self) -> dict[str, float]:
         """Shares of all cores' time since the beginning: "others" is what neither this program nor idling
@@ -95,10 +95,6 @@ class Others:
             "others": max(0.0, busy - self._busy - self.own_seconds()) / total,
             "stolen": max(0.0, stolen - self._stolen) / total,
         }
-
-
-def _own_seconds() -> float:
-    return sum(os.times()[:4])
 
 
 def _busy_and_stolen() -> tuple[float, float]:

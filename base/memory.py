@@ -11,7 +11,6 @@ from typing import NamedTuple
 from base.control_groups import MOUNT, PROC, read_text, tightest
 from base.errors import InputError
 
-RESIDENT, ADDRESS_SPACE = "VmHWM", "VmPeak"  # sizes of a process, by their names in /proc
 _UNLIMITED = 1 << 60  # version 1 writes no limit as a number close to 2^63
 # Bytes of addresses that a process with MXNet maps, at least, and beside them those of malloc's arenas, where
 # MALLOC_ARENA_MAX is not set. Measured with predict.py and one thread: 956 and 262 MiB.
@@ -67,9 +66,9 @@ def check_addresses(least: int, arenas: int, what: str) -> None:
     )
 
 
-def peak_of(process: int | str = "self", field: str = RESIDENT) -> int:
-    """The greatest size of a process so far, in bytes; 0 when it has ended."""
-    return _size_of(field, process)
+def peak_of(process: int | str = "self") -> int:
+    """The greatest size of a process in memory so far, in bytes; 0 when it has ended."""
+    return _size_of("VmHWM", process)
 
 
 def _size_of(field: str, process: int | str = "self") -> int:

@@ -185,10 +185,13 @@ def _table(table: Table, numbers: Iterator[int]) -> str:
         if row.samples is not None:
             anchor = f"samples-{next(numbers)}"
             behind.append(f'<section id="{anchor}">{_table(row.samples, numbers)}</section>')
-        cells = [
-            _cell(cell, index < table.names, anchor if index == len(table.head) - 1 else "")
-            for index, cell in enumerate(row.cells)
-        ]
+        cells = []
+        for index, cell in enumerate(row.cells):
+            value, shown = value_of(cell), escape(cell)
+            known = "" if value is None else f' data-v="{value!r}"'
+            if anchor and index == len(table.head) - 1:
+                shown = f'<a href="#{anchor}">{shown}</a>'
+            cells.append(f"<td{_name(index < table.names, len(cell) > _LONG)}{known}>{shown}</td>")
         if row.remark:
             cells.append(
                 f'<td class="remark" colspan="{len(table.head) - len(cells)}">{escape(row.remark)}</td>'
@@ -207,13 +210,6 @@ def _table(table: Table, numbers: Iterator[int]) -> str:
         f'<h3>{title}</h3>\n<div class="box" tabindex="0" role="region" aria-label="{title}">\n<table>\n'
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody>\n</table></div>\n{notes}"
     )
-
-
-def _cell(text: str, name: bool, anchor: str) -> str:
-    value = value_of(text)
-    known = "" if value is None else f' data-v="{value!r}"'
-    shown = f'<a href="#{anchor}">{escape(text)}</a>' if anchor else escape(text)
-    return f"<td{_name(name, len(text) > _LONG)}{known}>{shown}</td>"
 
 
 def _name(name: bool, long: bool = False) -> str:

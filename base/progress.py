@@ -82,12 +82,14 @@ class Printed(Progress):
             self._bar.set_postfix_str(f"{rate / 1e6:.2f} M tokens/s" if tokens else "", refresh=False)
             self._bar.update(done - self._bar.n)
         elif now - self._last_line >= SECONDS_PER_LINE:
+            from tqdm import tqdm
+
             self._last_line = now
             speed = f", {rate / 1e6:.2f} M tokens/s" if tokens else ""
             left = ""
             if done > self._first:
                 seconds = (now - self._first_update) * (self._total - done) / (done - self._first)
-                left = f", {_clock(seconds)} left"
+                left = f", {tqdm.format_interval(round(seconds))} left"
             self.note(f"{self._what}: {_amount(done, self._total, self._unit)}{speed}{left}")
 
     def start(self, name: str) -> None:
@@ -127,13 +129,6 @@ class Printed(Progress):
             self._bar.close()
             self._bar.write(last, file=self._stream)
             self._bar = None
-
-
-def _clock(seconds: float) -> str:
-    """Minutes and seconds as 04:10, from an hour on 1:04:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
 def _amount(done: int, total: int, unit: str) -> str:

@@ -51,11 +51,6 @@ class Seal:
         """Whether `close` can be called: the other end's nonce has come, or is not needed."""
         return bool(self._other_nonce) or (self._hurried and self._is_caller and self._sent_frames == 0)
 
-    @property
-    def kept(self) -> int:
-        """Bytes of an unfinished frame."""
-        return len(self._received)
-
     def close(self, payload: bytes) -> bytes:
         """The next frame, of at most LONGEST bytes."""
         tag = self._tag(self._is_caller, self._sent_frames, payload)

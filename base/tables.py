@@ -38,9 +38,9 @@ class Table:
 
 def terminal(table: Table) -> str:
     """Columns under each other; a name that repeats the one above it is left out."""
-    full = [row.cells for row in table.rows if len(row.cells) == len(table.head)]
+    above_each_other = [table.head, *(row.cells for row in table.rows)]
     widths = [
-        max(len(cells[index]) for cells in (table.head, *full, *_prefixes(table, index)))
+        max(len(cells[index]) for cells in above_each_other if len(cells) > index)
         for index in range(len(table.head))
     ]
     lines = [table.title, _line(table, table.head, widths)]
@@ -71,10 +71,6 @@ def markdown(table: Table) -> str:
     for note in table.notes:
         lines += ["", _escaped(note)]
     return "\n".join(lines) + "\n"
-
-
-def _prefixes(table: Table, index: int) -> list[Sequence[str]]:
-    return [row.cells for row in table.rows if row.remark and len(row.cells) > index]
 
 
 def _line(table: Table, cells: Sequence[str], widths: Sequence[int]) -> str:

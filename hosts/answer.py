@@ -57,6 +57,8 @@ def interfaces() -> list[str]:
 
 def state(question: dict[str, Any]) -> dict[str, Any]:
     """Code, data, memory, cores, GPUs, open files, and ports of `question["ports"]` that are in use."""
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     root = Path(__file__).resolve().parent.parent
     patterns = question.get("data", [])
     return {
@@ -65,7 +67,7 @@ def state(question: dict[str, Any]) -> dict[str, Any]:
         "commit": _first_line(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]),
         "code": _code(root),
         "data": {pattern: _data(pattern) for pattern in patterns},
-        "memory": _memory(),
+        "memory": available,  # bytes that can be had without swapping
         "shared_memory": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         "cores": len(os.sched_getaffinity(0)),
         "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
@@ -78,9 +80,7 @@ def state(question: dict[str, Any]) -> dict[str, Any]:
 def listen(question: dict[str, Any]) -> dict[str, Any]:
     """Opens a port at which the answers of `send` elsewhere arrive; it is closed when they have, or after a
     minute."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("0.0.0.0", 0))
-    listener.listen(64)
+    listener = socket.create_server(("0.0.0.0", 0), backlog=64)
     listener.settimeout(LISTEN_SECONDS)
     secret = bytes.fromhex(question["secret"])
     threading.Thread(target=_receive, args=(listener, secret), daemon=True).start()
@@ -93,37 +93,27 @@ def send(question: dict[str, Any]) -> dict[str, Any]:
     Returns:
         bytes_per_s, over STREAMS connections together, as the other end has received them; or the error.
     """
-    secret, deadline = bytes.fromhex(question["secret"]), float(question["seconds"])
-    received = [0] * STREAMS
-    errors: list[str] = []
+    from concurrent.futures import ThreadPoolExecutor  # other questions need it not, and it takes time
 
-    def one(number: int) -> None:
-        try:
-            received[number] = _send(question["address"], question["port"], secret, deadline)
-        except OSError as error:
-            errors.append(error.strerror or str(error))
+    secret, seconds = bytes.fromhex(question["secret"]), float(question["seconds"])
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(STREAMS)]
+    def arrived(_: int) -> int:
+        with socket.create_connection((question["address"], question["port"]), CONNECT_SECONDS) as connection:
+            connection.settimeout(CONNECT_SECONDS + seconds)
+            connection.sendall(secret)
+            piece, end = bytes(PIECE), time.monotonic() + seconds
+            while time.monotonic() < end:
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            return int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
+
     begun = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        return {"error": errors[0]}
-    return {"bytes_per_s": sum(received) / (time.monotonic() - begun)}
-
-
-def _send(address: str, port: int, secret: bytes, seconds: float) -> int:
-    """Bytes that have arrived at the other end."""
-    with socket.create_connection((address, port), CONNECT_SECONDS) as connection:
-        connection.settimeout(CONNECT_SECONDS + seconds)
-        connection.sendall(secret)
-        piece, end = bytes(PIECE), time.monotonic() + seconds
-        while time.monotonic() < end:
-            connection.sendall(piece)
-        connection.shutdown(socket.SHUT_WR)
-        return int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
+    try:
+        with ThreadPoolExecutor(STREAMS) as pool:
+            total = sum(pool.map(arrived, range(STREAMS)))
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return {"bytes_per_s": total / (time.monotonic() - begun)}
 
 
 def _receive(listener: socket.socket, secret: bytes) -> None:
@@ -188,22 +178,11 @@ def _data(pattern: str) -> dict[str, Any]:
     return {"files": len(paths), "bytes": sum(sizes), "digest": digest.hexdigest()[:16]}
 
 
-def _memory() -> int:
-    """Bytes that can be had without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0
-
-
 def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return False
+    try:
+        socket.create_server(("0.0.0.0", port)).close()
+    except OSError:
+        return False
     return True
 
 

@@ -86,7 +86,6 @@ class Options:
         "machines' vendor promises",
         within(0, 100_000),
         metavar="GBIT",
-        default=None,
     )
     ssh: str = option(
         "remote shell and its options, such as 'ssh -p 2222' (default: ssh)", metavar="COMMAND", default="ssh"
@@ -127,7 +126,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     if options.json:
-        print(json.dumps(as_dict(report), indent=2))
+        found = {
+            "hosts": dict(report.facts),
+            "links": [{"from": a, "to": b, "gbit_per_s": speed} for (a, b), speed in report.links.items()],
+            "mend": [{"host": host, "what": what} for host, what in report.mend],
+        }
+        print(json.dumps(found, indent=2))
     else:
         print(table(report, dict(hosts)))
         for host, what in report.mend:
@@ -278,32 +282,22 @@ def _slow(links: Mapping[tuple[str, str], float], at_least: float | None) -> Ite
             yield there, f"gets {speed:.3g} Gbit/s from {bare(here)}, {wanted}; {look_at}"
 
 
-def as_dict(report: Report) -> dict[str, Any]:
-    """A report as JSON has it: hosts, links in Gbit/s, what is to be mended."""
-    return {
-        "hosts": dict(report.facts),
-        "links": [{"from": a, "to": b, "gbit_per_s": speed} for (a, b), speed in report.links.items()],
-        "mend": [{"host": host, "what": what} for host, what in report.mend],
-    }
-
-
 def table(report: Report, slots: Mapping[str, int]) -> str:
     """A report as text, a line a host."""
     rows = [["host", "slots", *COLUMNS, "slowest link"]]
     for host, own in report.facts.items():
         cells = ["not reached"] + [""] * len(COLUMNS)
         if own is not None:
-            cells = [*(cell(own) for cell in COLUMNS.values()), _slowest(host, report.links)]
+            cells = [*(cell(own) for cell in COLUMNS.values()), "-"]
+            links = [(speed, pair) for pair, speed in report.links.items() if host in pair]
+            if links:
+                speed, (here, there) = min(links)
+                cells[-1] = f"{speed:.3g} Gbit/s {bare(here)} > {bare(there)}"
         rows.append([bare(host), str(slots[host]), *cells])
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     )
-
-
-def _slowest(host: str, links: Mapping[tuple[str, str], float]) -> str:
-    speed, pair = min(((speed, pair) for pair, speed in links.items() if host in pair), default=(0.0, None))
-    return f"{speed:.3g} Gbit/s {bare(pair[0])} > {bare(pair[1])}" if pair else "-"
 
 
 if __name__ == "__main__":

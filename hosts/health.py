@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
@@ -40,10 +39,11 @@ def problems(proc: Path) -> list[str]:
     """Sentences about what hangs in this container, as its /proc shows it."""
     found = []
     for each in running(proc):
-        port = _ssh_port(each.words)
-        why = answers("127.0.0.1", port, SECONDS) if port else ""
-        if why:
-            found.append(f"the ssh server at port {port}: {why}")
+        if each.words[1:5] == SERVES:
+            given = [after for before, after in zip(each.words, each.words[1:]) if before == PORT]
+            port = int(given[-1]) if given and given[-1].isdecimal() else 2222
+            why = answers("127.0.0.1", port, SECONDS)
+            found += [f"the ssh server at port {port}: {why}"] if why else []
         if each.state in "Tt" and any(name in each.variables for name in MARKS):
             found.append(f"process {each.pid} has been stopped by a signal: {' '.join(each.words)[:200]}")
     if os.path.isdir(SHARED_MEMORY):
@@ -51,14 +51,6 @@ def problems(proc: Path) -> list[str]:
         if memory.f_bavail * memory.f_frsize < LEAST:
             found.append(f"{SHARED_MEMORY} is full; start the container with more shared memory (--shm-size)")
     return found
-
-
-def _ssh_port(command: Sequence[str]) -> int | None:
-    """The port of a worker's ssh server, if that is what the words start."""
-    if list(command[1:5]) != SERVES:
-        return None
-    given = [after for before, after in zip(command, command[1:]) if before == PORT]
-    return int(given[-1]) if given and given[-1].isdecimal() else 2222
 
 
 if __name__ == "__main__":

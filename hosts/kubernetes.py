@@ -184,7 +184,12 @@ def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
     pod, policy = documents("pod.yaml")
     objects = [filled(policy, fields)]
     if args.backend == HVD:
-        objects += _mpijob(pod, fields)
+        job = filled(documents("mpijob.yaml")[0], fields)
+        launcher, worker = holders(job)
+        small = {**fields, "role": "launcher", "resources": LAUNCHER}
+        launcher["template"] = _pod(pod, small, launcher["template"])
+        worker["template"] = _pod(pod, {**fields, "role": "worker"}, worker["template"])
+        objects.append(job)
     else:
         objects += _byteps_jobs(pod, fields, {"cpu": args.server_cpus, "memory": args.server_memory})
         if args.workers > 1 and args.secret is None:
@@ -192,16 +197,6 @@ def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
                 "It has the run's secret: keep it where only you can read it, or name one: --secret"
             )
     return yaml_text(patched(objects, args.patch) if args.patch else objects, comments)
-
-
-def _mpijob(pod: Any, fields: Mapping[str, Any]) -> list[Any]:
-    job = filled(documents("mpijob.yaml")[0], fields)
-    launcher, worker = holders(job)
-    launcher["template"] = _pod(
-        pod, {**fields, "role": "launcher", "resources": LAUNCHER}, launcher["template"]
-    )
-    worker["template"] = _pod(pod, {**fields, "role": "worker"}, worker["template"])
-    return [job]
 
 
 def _byteps_jobs(pod: Any, fields: Mapping[str, Any], server: Mapping[str, str]) -> list[Any]:
@@ -232,13 +227,10 @@ def _byteps_jobs(pod: Any, fields: Mapping[str, Any], server: Mapping[str, str])
 
 def _pod(template: Any, fields: Mapping[str, Any], *additions: Any) -> Any:
     """A pod's template with what its role adds."""
-    environment = None
-    if fields["gpu"] not in fields["resources"] and not any(
-        name.startswith(_NVIDIA) for name in fields["resources"]
-    ):
-        # The image's is "all": NVIDIA's runtime would show every GPU of the node.
-        environment = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
-    pod = filled(template, {**fields, "environment": environment})
+    has_gpus = any(name == fields["gpu"] or name.startswith(_NVIDIA) for name in fields["resources"])
+    # The image's is "all": NVIDIA's runtime would show every GPU of the node.
+    none_shown = None if has_gpus else [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    pod = filled(template, {**fields, "environment": none_shown})
     for each in additions:
         pod = merged(pod, each)
     for container in pod["spec"]["containers"]:

@@ -41,7 +41,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base import notify
+from base import failures, notify
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import RUN_AGAIN, InputError
 from base.launchers import BYTEPS, HVD
@@ -50,10 +50,9 @@ from hosts.addresses import is_here
 from hosts.answer import interfaces as own_interfaces
 from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching import over_byteps, over_mpirun
-from hosts.launching.exposure import warning
 from hosts.launching.limits import allow_open_files, check_limits
 from hosts.launching.output import Output, Screen
-from hosts.launching.over_byteps import Servers
+from hosts.launching.over_byteps import Servers, warning
 from hosts.launching.parts import (
     DECIDED,
     Access,
@@ -64,7 +63,7 @@ from hosts.launching.parts import (
     python_of,
     ssh_words,
 )
-from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, noting, wait
+from hosts.launching.restarts import NOTES, Policy, Restarts, Stopped, Wish, wait
 from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
 from hosts.launching.signals import STOPPED, Signals
@@ -227,22 +226,16 @@ def _run(launch: Launch, output: Output) -> int:
         def start(lines: Sequence[tuple[str, int]], resume: bool, wish: Wish) -> Outcome:
             return Run(*launch.plan(lines, resume), launch.options.limits, output, signals, wish).run()
 
-        if launch.ckpt_dir is None:
-            return _run_once(launch, start, output.say, signals)
         policy, question = launch.options.policy, launch.question()
-        return Restarts(policy, launch.roster, launch.ckpt_dir, question, signals, output.say).run(start)
-
-
-def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals: Signals) -> int:
-    """Asks the hosts whether they can be used, and runs it without restarts."""
-    lines = launch.roster.lines()
-    remote = [host for host in dict.fromkeys(name for name, _ in lines) if not is_here(host)]
-    faults = faults_of(remote, launch.question(), partial(wait, signals), say)
-    check(faults)
-    if faults:
-        say(f"{summed_up(faults)}; nothing has been started")
-        return 1
-    return start(lines, False, lambda: False).code
+        if launch.ckpt_dir is not None:
+            return Restarts(policy, launch.roster, launch.ckpt_dir, question, signals, output.say).run(start)
+        remote = [host for host in launch.roster.in_use() if not is_here(host)]
+        faults = faults_of(remote, question, partial(wait, signals), output.say)
+        check(faults)
+        if faults:
+            output.say(f"{summed_up(faults)}; nothing has been started")
+            return 1
+        return start(launch.roster.lines(), False, lambda: False).code
 
 
 def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
@@ -274,11 +267,14 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.servers.scheduler)
     network = None if args.network is None else read_network(args.network, args.backend, args.interface)
     named = args.interface or (network.interface if network is not None else None)
+    extra = _extra(args.env)
+    if ckpt_dir and not args.dry_run:
+        extra[failures.FOLDER] = os.path.abspath(os.path.join(ckpt_dir, NOTES))
     wiring = Wiring(
         hostfile=args.hostfile,
         interface=named or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
         ssh=ssh_words(args.ssh, args.dry_run) if remote else (),
-        extra={**_extra(args.env), **(noting(ckpt_dir) if ckpt_dir and not args.dry_run else {})},
+        extra=extra,
         only_show=args.dry_run,
         network=network,
     )

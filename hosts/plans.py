@@ -130,9 +130,6 @@ class PlanOptions:
             InputError: `tokens_per_gpu` is missing, or no plan has these values.
         """
         assert self.num_gpus is not None
-        return replace(self._plan_of_replicas(), num_gpus=self.num_gpus, pipeline_stages=self.pipeline_stages)
-
-    def _plan_of_replicas(self) -> Plan:
         if self.tokens_per_gpu is None:
             raise InputError("--tokens_per_gpu is missing")
         cluster = (self.replicas, self.tokens_per_gpu)
@@ -141,15 +138,16 @@ class PlanOptions:
         if self.mixed_batch:
             if given != (None, None) or self.baseline != PAPER:
                 raise InputError("--mixed_batch is a published run: sequence lengths and baseline are fixed")
-            return mixed_batch_plan(*cluster, stages)
-        lengths = (
-            STAGE_LENGTHS[0] if given[0] is None else given[0],
-            STAGE_LENGTHS[1] if given[1] is None else given[1],
-        )
-        recipe = Recipe(stages, lengths, self.baseline)
-        if self.target_batch_size is not None:
-            return plan_for_target(*cluster, self.target_batch_size, self.target_batch_size_2, recipe)
-        return plan(*cluster, 1 if self.accumulate is None else self.accumulate, recipe)
+            made = mixed_batch_plan(*cluster, stages)
+        else:
+            recipe = Recipe(
+                stages, (given[0] or STAGE_LENGTHS[0], given[1] or STAGE_LENGTHS[1]), self.baseline
+            )
+            if self.target_batch_size is not None:
+                made = plan_for_target(*cluster, self.target_batch_size, self.target_batch_size_2, recipe)
+            else:
+                made = plan(*cluster, self.accumulate or 1, recipe)
+        return replace(made, num_gpus=self.num_gpus, pipeline_stages=self.pipeline_stages)
 
 
 def pretraining_job(plan: Plan, script: str, own: Sequence[str], any_dtype: bool) -> Job:
@@ -178,7 +176,10 @@ def pretraining_job(plan: Plan, script: str, own: Sequence[str], any_dtype: bool
     cut = computed.index("--batch_size")
     data: list[Word] = []
     if "--dummy_data_len" not in names:
-        data += [] if "--raw" in names or _is_npz(own) else ["--raw"]
+        given = [word.split("=", 1)[1] for word in own if word.startswith("--data=")]
+        given += [value for name, value in zip(own, own[1:]) if name == "--data"]
+        is_npz = any(value.endswith(".npz") for value in given)
+        data += [] if "--raw" in names or is_npz else ["--raw"]
         data += [] if "--data" in names else ["--data", DATA]
     place = [] if "--ckpt_dir" in names else ["--ckpt_dir", CKPT_DIR]
     lines: list[Sequence[Word]] = [defaults, computed[:cut], computed[cut:], data, own, place]
@@ -196,13 +197,6 @@ def _batches(plan: Plan) -> str:
         sequences = f"{stage.sequences_per_step:.10g} sequences of {stage.max_seq_length}"
         batches.append(f"{stage.num_steps} {'of' if batches else 'steps of'} {sequences}")
     return ", then ".join(batches)
-
-
-def _is_npz(own: Sequence[str]) -> bool:
-    """Tests whether the training data are npz files rather than text."""
-    values = [word.split("=", 1)[1] for word in own if word.startswith("--data=")]
-    values += [value for name, value in zip(own, own[1:]) if name == "--data"]
-    return any(value.endswith(".npz") for value in values)
 
 
 def write_cluster_job(

@@ -199,7 +199,8 @@ def _serve(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> 
 
 
 def _launch(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> int:
-    """Launches, unless an earlier container of this pod has noted bad input; returns the exit code."""
+    """Waits for the workers, and is hosts/launch.py, unless an earlier container of this pod has noted bad
+    input. Returns its exit code; 1 if the workers do not come."""
     note = Path(args.notes, "bad-input") if args.notes else None
     if note is not None and note.exists():
         said = one_line(note.read_text("utf-8", "replace"))
@@ -207,39 +208,35 @@ def _launch(args: argparse.Namespace, command: Sequence[str], errors: Screen) ->
         return BAD_INPUT
     # Process 1 has no default action; when the run has begun, hosts/launch.py has its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code_of(signal.SIGTERM)))
+    keys: Path | None = None
     try:
-        code = _launch_on_workers(args, command, errors)
+        check_command(command)
+        hostfile = os.environ.get(HOSTFILE)
+        if not hostfile:
+            raise InputError(f"{HOSTFILE} is not set; the MPI operator sets it for the launcher of an MPIJob")
+        late = wait_for([name for name, _ in read_hostfile(hostfile)], args.port, args.patience)
+        if late:
+            names = ", ".join(f"{name} ({why})" for name, why in late.items())
+            errors.say(f"no ssh server at port {args.port} after {args.patience:g} s: {names}")
+            return 1
+        for name in REPLACED:
+            os.environ.pop(name, None)
+        keys = private_keys(args.keys)
+        words = ["--backend", HVD, "--hostfile", hostfile, "--ssh", " ".join(client_command(keys, args.port))]
+        words += ["--grace", f"{args.grace:g}", "--host_patience", f"{args.patience:g}", "--mpirun", MPIRUN]
+        words += ["--network", args.network] if args.network else []
+        code = launch.run([*words, "--", *command], errors)
     except InputError as error:
         errors.say(str(error))
         code = BAD_INPUT
+    finally:
+        if keys is not None:
+            shutil.rmtree(keys, ignore_errors=True)
     errors.finish(FINISH)
     if code == BAD_INPUT and note is not None:
         with replacing(str(note)) as file:
             file.write("; ".join(errors.last).encode())  # a rank's line, and the launcher's about it
     return code
-
-
-def _launch_on_workers(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> int:
-    """Waits for the workers, and is hosts/launch.py. Returns its exit code; 1 if the workers do not come."""
-    check_command(command)
-    hostfile = os.environ.get(HOSTFILE)
-    if not hostfile:
-        raise InputError(f"{HOSTFILE} is not set; the MPI operator sets it for the launcher of an MPIJob")
-    late = wait_for([name for name, _ in read_hostfile(hostfile)], args.port, args.patience)
-    if late:
-        names = ", ".join(f"{name} ({why})" for name, why in late.items())
-        errors.say(f"no ssh server at port {args.port} after {args.patience:g} s: {names}")
-        return 1
-    for name in REPLACED:
-        os.environ.pop(name, None)
-    keys = private_keys(args.keys)
-    words = ["--backend", HVD, "--hostfile", hostfile, "--ssh", " ".join(client_command(keys, args.port))]
-    words += ["--grace", f"{args.grace:g}", "--host_patience", f"{args.patience:g}", "--mpirun", MPIRUN]
-    words += ["--network", args.network] if args.network else []
-    try:
-        return launch.run([*words, "--", *command], errors)
-    finally:
-        shutil.rmtree(keys, ignore_errors=True)
 
 
 # -------------------------------------------------------------------------------------------------- BytePS

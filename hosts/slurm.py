@@ -133,8 +133,11 @@ def _script(args: argparse.Namespace, own: Sequence[str]) -> str:
     head += [f"# {each}" for each in about]
     head += [f"#SBATCH --{each}" for each in directives]
     head += [f"# {each}" for each in network.comment()]
+    if re.search(r"[\"\\$`\s]", args.python):
+        raise InputError(f"--python {args.python}: has a blank or a quote; make a link to it without")
+    python = args.python if args.python.startswith("/") else f"$PWD/{args.python}"
     launch = [args.python, "hosts/launch.py", "--backend", args.backend, "--hostfile"]
-    lines = [f'{shlex.join(launch)} "$hostfile"', f'--ssh "{_in_quotes(args.python)} $PWD/hosts/srun.py"']
+    lines = [f'{shlex.join(launch)} "$hostfile"', f'--ssh "{python} $PWD/hosts/srun.py"']
     # The launcher's own limit ends before Slurm's.
     lines[1] += f" --grace {args.notice - 60}"
     more = ["--interface", args.interface] if args.interface else []
@@ -167,13 +170,6 @@ def _directives(args: argparse.Namespace) -> list[str]:
             raise InputError(f"--sbatch {each}: write an option of sbatch as NAME=VALUE")
         found = [word for word in found if word.partition("=")[0] != name] + [each.lstrip("-")]
     return found
-
-
-def _in_quotes(path: str) -> str:
-    """A path inside double quotes of bash; from the folder of the job, if it is none from the root."""
-    if re.search(r"[\"\\$`\s]", path):
-        raise InputError(f"--python {path}: has a blank or a quote; make a link to it without")
-    return path if path.startswith("/") else f"$PWD/{path}"
 
 
 if __name__ == "__main__":

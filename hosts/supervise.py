@@ -57,7 +57,17 @@ ALIVE_EVERY = 5.0  # seconds between two reports, without which nothing would ha
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command to its end; returns its exit code."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(description="Runs one part of a run for hosts/launch.py.")
+    parser.add_argument("--token", default="")
+    parser.add_argument("--stopped_timeout", type=float, default=60.0)
+    parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--silence", type=float)
+    parser.add_argument("--line", type=float)
+    parser.add_argument("--unattended", action="store_true")
+    parser.add_argument("--wake", action="store_true")
+    parser.add_argument("--folder", action="append", default=[], metavar="DIR")
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args(argv)
     libc = ctypes.CDLL(None, use_errno=True)
     # Processes that the part leaves behind become children of this one, and can be identified.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -87,20 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 - part.returncode
     report(f"exit {part.returncode}")
     return part.returncode
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Runs one part of a run for hosts/launch.py.")
-    parser.add_argument("--token", default="")
-    parser.add_argument("--stopped_timeout", type=float, default=60.0)
-    parser.add_argument("--grace", type=float, default=5.0)
-    parser.add_argument("--silence", type=float)
-    parser.add_argument("--line", type=float)
-    parser.add_argument("--unattended", action="store_true")
-    parser.add_argument("--wake", action="store_true")
-    parser.add_argument("--folder", action="append", default=[], metavar="DIR")
-    parser.add_argument("command", nargs="+")
-    return parser
 
 
 def _make(folder: str) -> None:
@@ -345,10 +341,10 @@ def _outlived(seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _kill_descendants(leader: int, seconds: float = 5.0) -> None:
+def _kill_descendants(leader: int) -> None:
     """Kills what the part has started: its process group, and processes that have left that."""
     _kill_group(leader)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         remaining = list(_descendants(os.getpid()))
         if not remaining:

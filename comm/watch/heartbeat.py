@@ -150,7 +150,7 @@ class Hub:
         ready = set(readable(sources, seconds))
         for peer in peers:
             if peer.socket in ready:
-                for message in peer.read():
+                for message in peer.receive():
                     peer.note(message)
                     peer.send(Message(BEAT, text=self._sign().doing))
         # Those who have sent something first: it may show that they are none, and make room.
@@ -191,7 +191,7 @@ class Hub:
         """Reads what a stranger has sent; makes it a peer or closes the connection."""
         # Whatever the bytes of a stranger bring about must not be the end of the run.
         try:
-            messages = stranger.read() if stranger.is_open else []
+            messages = stranger.receive() if stranger.is_open else []
             if messages:
                 self._introduce(stranger, messages)
         except Exception:
@@ -271,7 +271,7 @@ class Link:
                     hub.send(Message(kind, waiting=sign.waiting, text=sign.doing))
                     due = turn + self._interval
                 sources = [hub.socket] if told_so else [hub.socket, self._thread.wakeup]
-                messages = hub.read() if hub.socket in readable(sources, due - turn) else []
+                messages = hub.receive() if hub.socket in readable(sources, due - turn) else []
                 now = time.monotonic()
                 if now - turn > self._timeout / 2:
                     hub.heard = now  # this process itself was stopped or starved
@@ -289,7 +289,7 @@ class Link:
         """Waits, in `on_verdict`, until rank 0 has ended; so long at most."""
         deadline = time.monotonic() + seconds
         while self._hub.is_open and readable([self._hub.socket], deadline - time.monotonic()):
-            self._hub.read()
+            self._hub.receive()
 
     def _judge(self, messages: list[Message], now: float) -> tuple[str, str] | None:
         hub = self._hub
@@ -310,16 +310,8 @@ class Peer(Channel):
     def __init__(self, connection: socket.socket, token: bytes, is_caller: bool):
         super().__init__(connection, token, is_caller)
         self.closed = False  # its rank has closed the run
-        self.since = self.heard = time.monotonic()
         self.sign = Sign("", 0.0)
         self.rank, self.host, self.pid = 0, "", 0
-
-    def read(self) -> list[Message]:
-        """The messages that have come; closes the connection at its end and when it is not ours."""
-        messages = self.receive()
-        if messages:
-            self.heard = time.monotonic()
-        return messages
 
     def note(self, message: Message) -> None:
         """Keeps the sign of life in a message."""
@@ -387,7 +379,7 @@ def _answer(hub: Peer) -> Message | None:
     """The hub's HELLO, None if none comes in time."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while hub.is_open and readable([hub.socket], deadline - time.monotonic()):
-        messages = hub.read()
+        messages = hub.receive()
         if messages:
             return messages[0] if messages[0].kind == HELLO else None
     return None

@@ -7,6 +7,7 @@ import contextlib
 import math
 import socket
 import struct
+import time
 from typing import NamedTuple
 
 from base.sealed import AT_ONCE, LONGEST, Seal
@@ -57,6 +58,7 @@ class Channel:
         connection.setblocking(False)
         self.socket = connection
         self.is_open = True
+        self.since = self.heard = time.monotonic()  # the beginning, and the latest message
         self._seal = Seal(token, _LABEL, is_caller, hurried=True)
         self._unsent = self._seal.greeting
 
@@ -87,6 +89,7 @@ class Channel:
                 messages.append(decode(payload))
         except ValueError:
             self.close()
+        self.heard = time.monotonic() if messages else self.heard
         return messages
 
     def close(self) -> None:

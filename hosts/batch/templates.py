@@ -119,7 +119,11 @@ def patched(objects: Sequence[Object], path: str) -> list[Object]:
             for holder in holders(each):
                 role = _role(holder["template"])
                 for part in (PODS, role):
-                    given = _with_names(parts.get(part, {}), role)
+                    given = parts.get(part, {})
+                    containers = given.get("spec", {}).get("containers")
+                    if containers:  # the pod's container has its role as its name
+                        named = [{"name": role, **container} for container in containers]
+                        given = {**given, "spec": {**given["spec"], "containers": named}}
                     holder["template"] = merged(holder["template"], given, flag + part)
         made.append(each)
     return made
@@ -134,14 +138,6 @@ def _role(template: Object) -> str:
     return str(template["metadata"]["labels"][ROLE])
 
 
-def _with_names(given: Object, role: str) -> Object:
-    """A part in which the pod's container has its name, which is its role."""
-    containers = given.get("spec", {}).get("containers")
-    if not containers:
-        return given
-    return {**given, "spec": {**given["spec"], "containers": [{"name": role, **each} for each in containers]}}
-
-
 def _value(node: Any, where: str, name: str = "") -> Any:
     """The value of a node of the file; `where` leads to it, `name` is its field."""
     if node.id == "sequence":
@@ -153,9 +149,8 @@ def _value(node: Any, where: str, name: str = "") -> Any:
             raise InputError(f"{where}: {node.value} is neither text nor a number; quote it") from None
     made: dict[str, Any] = {}
     for key, below in node.value:
-        field = (
-            where + ("" if where.endswith(" ") else ".") + str(key.value if key.id == "scalar" else key.id)
-        )
+        dot = "" if where.endswith(" ") else "."
+        field = f"{where}{dot}{key.value if key.id == 'scalar' else key.id}"
         if not key.tag.endswith(":str"):
             raise InputError(f"{field}: the name of a field is text; quote it")
         if key.value in made:
@@ -170,9 +165,8 @@ def _check(given: Any, where: str, part: str, roles: Sequence[str]) -> None:
     """Raises InputError for fields of a part by which the run would no longer be the command line's."""
     for field, each in given.items() if isinstance(given, dict) else [("", None)]:
         if field not in ("metadata", "spec") or not isinstance(each, dict):
-            raise InputError(
-                f"{where}{'.' if field else ''}{field}: write metadata or spec, and fields below it"
-            )
+            dot = "." if field else ""
+            raise InputError(f"{where}{dot}{field}: write metadata or spec, and fields below it")
     for field, each in given.get("metadata", {}).items():
         if field not in _METADATA or not isinstance(each, dict):
             raise InputError(
@@ -220,6 +214,4 @@ def merged(there: Any, given: Any, where: str = "") -> Any:
 
 
 def _kind(value: Any) -> str:
-    return (
-        "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
-    )
+    return {dict: "a mapping", list: "a list"}.get(type(value), "a single value")

@@ -2,9 +2,8 @@
 
 parts          processes of a run as data
 limits         processes and open files that this machine allows
-exposure       public addresses at which they listen
 over_mpirun    a run over Horovod: mpirun
-over_byteps    a run over BytePS: scheduler, servers, ranks
+over_byteps    a run over BytePS: scheduler, servers, ranks; public addresses at which they listen
 mpirun_output  whose line it is that mpirun shows, and which rank failed
 output         lines, prefixes and log files of the parts
 signals        signals as events

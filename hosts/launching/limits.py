@@ -31,7 +31,14 @@ def check_limits(lines: Sequence[tuple[str, int]], backend: str, hostfile: str) 
     # Over BytePS each has hosts/supervise.py beside it, and the ranks of other hosts an ssh here.
     processes = ranks + here if over_byteps else here
     files = ranks * _FILES_OF_PART if over_byteps else here * _FILES_OF_RANK
-    limit, name = _most_processes()
+    limits = [(int(read_text(PROC / "sys/kernel/pid_max") or 1 << 22), "kernel.pid_max")]
+    group = tightest("pids", _read_pids, _read_pids)
+    if group is not None:
+        limits.append((int(group), "pids.max of this control group"))
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
+        limits.append((most, "ulimit -u"))
+    limit, name = min(limits)
     if processes > limit:
         raise InputError(
             f"--hostfile {hostfile}: {ranks:,} ranks, {here:,} of them here, are {processes:,} processes of "
@@ -49,18 +56,6 @@ def allow_open_files() -> None:
     """Raises the limit of open files as far as it may be: each part takes several."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _most_processes() -> tuple[int, str]:
-    """The least of the limits of processes, and its name."""
-    found = [(int(read_text(PROC / "sys/kernel/pid_max") or 1 << 22), "kernel.pid_max")]
-    group = tightest("pids", _read_pids, _read_pids)
-    if group is not None:
-        found.append((int(group), "pids.max of this control group"))
-    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if most != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
-        found.append((most, "ulimit -u"))
-    return min(found)
 
 
 def _read_pids(directory: Path) -> float | None:

@@ -1,15 +1,26 @@
-"""A run over BytePS: the parts on given hosts. Standard library only."""
+"""A run over BytePS: the parts on given hosts, and public addresses at which they listen. Standard library
+only.
+
+ps-lite binds the scheduler to DMLC_PS_ROOT_URI, every server and worker to DMLC_NODE_HOST or, without it, to
+the address of DMLC_INTERFACE. Bytes that are not its own protocol's abort it, and with it the run
+(docs/network.md).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import ipaddress
 import os
+import socket
+import struct
 import uuid
 from dataclasses import dataclass, replace
 from typing import Callable, Collection, Sequence
 
 from base.command_line import whole
 from base.errors import InputError
-from base.launchers import is_number
+from base.launchers import is_number, number_in
 from base.options import option
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
 from hosts.launching.parts import (
@@ -23,6 +34,8 @@ from hosts.launching.parts import (
 )
 
 FEW_CORES = 4
+_SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
+_EVERYWHERE = "0.0.0.0"
 
 
 @dataclass(frozen=True)
@@ -125,3 +138,47 @@ def _scheduler(given: str | None, first: str) -> tuple[str, int | None]:
     if not host or not is_number(port) or not 0 < int(port) < 65536:
         raise InputError(f"--scheduler {given}: write HOST or HOST:PORT, with a port from 1 to 65535")
     return host, int(port)
+
+
+def warning(parts: Sequence[Part], access: Access) -> str:
+    """A line about the public addresses at which the parts of a run are going to listen; empty where there
+    are none. An interface on another host is not known here."""
+    exposed: dict[str, list[str]] = {}
+    for part in parts:
+        address = listening_address(part, access)
+        with contextlib.suppress(ValueError):  # none, or a name, in a dry run
+            known = ipaddress.ip_address(address)
+            if known.is_global or known.is_unspecified:
+                exposed.setdefault(address, []).append(part.name)
+    if not exposed:
+        return ""
+    places = "; ".join(
+        f"{'all addresses of its host' if address == _EVERYWHERE else address} ({', '.join(names)})"
+        for address, names in exposed.items()
+    )
+    return (
+        f"BytePS listens where the public may connect, and anyone who does can end the run: {places}; "
+        "let only the run's hosts through (docs/network.md), or use a private network"
+    )
+
+
+def listening_address(part: Part, access: Access) -> str:
+    """Address that ps-lite binds a part's port to; empty where there is none, or it cannot be known here."""
+    environment = access.environment(part)
+    if "DMLC_PS_ROOT_URI" not in environment:
+        return ""
+    if part.role == "scheduler":
+        everywhere = number_in(environment, "DMLC_USE_KUBERNETES") > 0
+        return _EVERYWHERE if everywhere else environment["DMLC_PS_ROOT_URI"]
+    interface = environment.get("DMLC_INTERFACE", "") if part.host in access.here else ""
+    return environment.get("DMLC_NODE_HOST", "") or interface_address(interface)
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of one of this machine's interfaces; empty if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])

@@ -60,15 +60,10 @@ SILENCE = 10.0  # seconds for which mpirun and its daemons wait for an answer; k
 
 @dataclass(frozen=True)
 class Mpirun:
-    """`words`: the program, and options for it. `version`: 4 or 5, Open MPI's."""
+    """`words`: the program, and options for it. `is_new`: whether it is PRRTE's."""
 
     words: tuple[str, ...]
-    version: int
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it is PRRTE's."""
-        return self.version >= PRRTE
+    is_new: bool
 
     @property
     def daemon(self) -> str:
@@ -137,8 +132,7 @@ def program(given: str, only_show: bool) -> Mpirun:
     """The program of --mpirun. Raises InputError when it is empty, cannot be split as by a shell, names no
     program, or another MPI's."""
     words = words_of("--mpirun", given, "mpirun -mca pml ucx")
-    if shutil.which(words[0]) is not None:
-        return Mpirun(tuple(words), version(words[0]))
-    if only_show:
-        return Mpirun(tuple(words), PRRTE)
+    is_there = shutil.which(words[0]) is not None
+    if is_there or only_show:
+        return Mpirun(tuple(words), not is_there or version(words[0]) >= PRRTE)
     raise InputError(f"--mpirun {given}: there is no program {words[0]} here; make setup installs Open MPI")

@@ -24,7 +24,7 @@ from base import notify
 from base.command_line import not_empty, whole
 from base.command_line import seconds as limited
 from base.errors import RUN_AGAIN
-from base.failures import DISK, FAILED, FOLDER, MAY_PASS, MISSING, Note, read
+from base.failures import DISK, FAILED, MAY_PASS, MISSING, Note, read
 from base.files import replacing
 from base.options import flag, option
 from hosts.addresses import is_here
@@ -44,6 +44,7 @@ BAD_INPUT = 2  # an option, a file: the same again with another start
 # (its note says of which kind), 128 + N killed by signal N (137: SIGKILL, as where memory ends; 139: a
 # segmentation fault; 147: it was stopped, and killed for that).
 LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
+_NUMBER = re.compile(r"\d+")
 _LONGEST_LINE = 1 << 16  # bytes of a record
 _ROOM = 1 << 16  # bytes, far less than a checkpoint
 
@@ -134,16 +135,19 @@ class Budget:
         `logged`: the last step in the metrics.
         """
         previous, self._previous = self._previous, (failure, logged)
-        if previous is not None and _is_same((failure, logged), previous):
+        first, step = previous or (failure, -1)
+        codes, words = {first.code, failure.code}, {_NUMBER.sub("#", each.words) for each in (first, failure)}
+        is_same = first.own_end and failure.own_end and step == logged and len(codes) == len(words) == 1
+        if is_same and failure.kind not in MAY_PASS:
             return (
                 f"the same failure again after step {logged}, with nothing saved in between; not started "
-                f"again. First: {said(previous[0])}. Then: {said(failure)}"
+                f"again. First: {said(first)}. Then: {said(failure)}"
             )
         if not self.spend():
-            first = f" First: {said(previous[0])}. Then: {said(failure)}" if previous else ""
+            both = f" First: {said(first)}. Then: {said(failure)}" if previous else ""
             return (
                 f"{self._policy.max_restarts} restarts have brought no checkpoint later than step "
-                f"{self._saved.step}; not started again.{first}"
+                f"{self._saved.step}; not started again.{both}"
             )
         return None
 
@@ -161,22 +165,9 @@ class Budget:
         return min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(max(0, in_a_row - 1), 30))
 
 
-def _is_same(one: tuple[Failure, int], other: tuple[Failure, int]) -> bool:
-    (first, first_step), (second, second_step) = one, other
-    if not (first.own_end and second.own_end) or first_step != second_step or first.code != second.code:
-        return False
-    words = [re.sub(r"\d+", "#", each.words) for each in (first, second)]
-    return words[0] == words[1] and first.kind not in MAY_PASS
-
-
 def said(failure: Failure) -> str:
     """A failure as one clause: who, how, its last words."""
     return f"{failure.how} ({failure.words})" if failure.words else failure.how
-
-
-def noting(ckpt_dir: str) -> dict[str, str]:
-    """The ranks' variable that names the folder of their notes."""
-    return {FOLDER: os.path.abspath(os.path.join(ckpt_dir, NOTES))}
 
 
 def noted(failure: Failure, notes: Mapping[int, Note], lines: Sequence[tuple[str, int]]) -> Failure:
@@ -385,9 +376,8 @@ class Restarts:
         self._restart = {"restart": self._number, "time": now, **facts, "step": saved.step, "wait_s": wait}
         hosts = len(self._roster.in_use())
         where = f" on {hosts} of {self._roster.wanted} hosts" if self._roster.is_short() else ""
-        line = (
-            f"restart {self._number} at {now}, in {wait:g} s: {text}; goes on after step {saved.step}{where}"
-        )
+        text = f"in {wait:g} s: {text}; goes on after step {saved.step}{where}"
+        line = f"restart {self._number} at {now}, {text}"
         self._say(line)
         if self._policy.notify:
             notify.tell(notify.RESTART, line, command=self._policy.notify)

@@ -147,13 +147,16 @@ class RunningPart:
         words, own_end = self._output.last_words(name), kind == "exit" and self.exit_code <= 128
         shown_host = host or self.part.host
         where = "" if shown_host in here else f" on {shown_host}"
-        if said and kind == "exit" and said.end:
-            how = said.end
-        else:
-            how = self._how(shown_host if where else "", words)
+        how = said.end if said and kind == "exit" else ""
+        how = how or self._how(shown_host if where else "", words)
         if said and said.lost is not None:
+            # By mpirun's number its name in the host file; mpirun's own name for it where it is not there.
+            others = [each for each in dict.fromkeys(self.part.ranks) if not is_here(each)]
+            host = said.lost or None
+            if host not in self.part.ranks and 0 < said.lost_number <= len(others):
+                host = others[said.lost_number - 1]
             # Its last words are a list of what may be the cause, and another start may find the host again.
-            own_end, host, words = False, self._lost(said) or None, ""
+            own_end, words = False, ""
             how = f"has lost the host {host}" if host and kind == "exit" else how
         elif said and kind == "silent":
             host = value if value in self.part.ranks else host
@@ -180,12 +183,6 @@ class RunningPart:
         fault = explained(remote, words)
         why = f"it {fault.why}" if fault else f"the remote shell {end}"
         return f"{'was lost' if self.connected else 'could not be reached'}: {why}"
-
-    def _lost(self, said: MpirunOutput) -> str:
-        """The host that mpirun has lost, as in the host file where that is known; empty without one."""
-        name, number = said.lost or "", said.lost_number
-        others = [host for host in dict.fromkeys(self.part.ranks) if not is_here(host)]
-        return name if name in self.part.ranks or not 0 < number <= len(others) else others[number - 1]
 
     def _read(self, pipe: int) -> None:
         try:

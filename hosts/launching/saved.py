@@ -55,14 +55,15 @@ def look(ckpt_dir: str) -> Saved:
         with contextlib.suppress(OSError):
             last = max(last, (os.stat(paths[newest]).st_mtime, newest))
         # A run that takes one step between two failures would otherwise be started for ever.
-        steps[folder] = next((step for step, path in paths.items() if not _is_rescued(path)), -1)
+        steps[folder] = -1
+        for step, path in paths.items():
+            rescued = None
+            with contextlib.suppress(InputError, OSError):
+                rescued = read_json_object(path, _MOST_MANIFEST).get("rescued")
+            if rescued is not True:
+                steps[folder] = step
+                break
     return Saved(steps, last[1], last[0])
-
-
-def _is_rescued(manifest: str) -> bool:
-    with contextlib.suppress(InputError, OSError):
-        return read_json_object(manifest, _MOST_MANIFEST).get("rescued") is True
-    return False
 
 
 def logged_step(ckpt_dir: str) -> int:
@@ -73,22 +74,10 @@ def logged_step(ckpt_dir: str) -> int:
             facts = os.stat(path)
             if stat.S_ISREG(facts.st_mode):  # a pipe would keep its reader waiting
                 files.append((facts.st_mtime, path))
-    return _last_step(max(files)[1]) if files else 0
-
-
-def _files(ckpt_dir: str, pattern: str) -> list[str]:
-    """Paths in a folder, and in those directly below it."""
-    here = glob.escape(ckpt_dir)
-    return [path for each in ("", "*") for path in glob.glob(os.path.join(here, each, pattern))]
-
-
-def _last_step(path: str) -> int:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
-            lines = file.read(_END).splitlines()
-    except OSError:
-        return 0
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError, ValueError), open(max(files)[1], "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
+        lines = file.read(_END).splitlines()
     for line in reversed(lines):
         with contextlib.suppress(ValueError, RecursionError):
             values = json.loads(line)
@@ -96,3 +85,9 @@ def _last_step(path: str) -> int:
             if isinstance(step, int):
                 return step
     return 0
+
+
+def _files(ckpt_dir: str, pattern: str) -> list[str]:
+    """Paths in a folder, and in those directly below it."""
+    here = glob.escape(ckpt_dir)
+    return [path for each in ("", "*") for path in glob.glob(os.path.join(here, each, pattern))]

@@ -29,7 +29,7 @@ def test_frames_come_whole_and_in_order():
     assert list(caller.open(called.greeting)) == []
     data = caller.greeting + caller.close(b"one") + caller.close(b"") + caller.close(b"x" * LONGEST)
     got = [payload for index in range(len(data)) for payload in called.open(data[index : index + 1])]
-    assert got == [b"one", b"", b"x" * LONGEST] and called.kept == 0
+    assert got == [b"one", b"", b"x" * LONGEST] and not called._received
     assert list(caller.open(called.close(b"back"))) == [b"back"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hosts.launching.exposure import interface_address, listening_address, warning
+from hosts.launching.over_byteps import interface_address, listening_address, warning
 from hosts.launching.parts import Access, Rendezvous, plan_parts
 
 HOSTS = ["10.0.0.1", "10.0.0.2"]
