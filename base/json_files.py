@@ -43,11 +43,8 @@ def open_regular(path: str, source: str | None = None) -> IO[bytes]:
 
 
 def read_regular(path: str, most_bytes: int, source: str) -> bytes:
-    """The content of a regular file, which messages call `source`.
-
-    Raises:
-        InputError: as `open_regular`, or it has more than `most_bytes`.
-    """
+    """The content of a regular file, which messages call `source`. Raises InputError as `open_regular`, and
+    where it has more than `most_bytes`."""
     with open_regular(path, source) as file:
         try:
             there = os.fstat(file.fileno()).st_size
@@ -61,24 +58,14 @@ def read_regular(path: str, most_bytes: int, source: str) -> bytes:
 
 
 def read_json_file(path: str, most_bytes: int = MOST_BYTES, source: str | None = None) -> Any:
-    """The value in a JSON file in UTF-8.
-
-    Args:
-        source: what messages call the file; its path without.
-
-    Raises:
-        InputError: as `read_regular` and `parse_json`.
-    """
+    """The value in a JSON file in UTF-8; messages call it `source`. Raises InputError as `read_regular` and
+    `parse_json`."""
     source = source or path
     return parse_json(read_regular(path, most_bytes, source), source)
 
 
 def read_json_object(path: str, most_bytes: int = MOST_BYTES, source: str | None = None) -> dict[str, Any]:
-    """As `read_json_file`, of a file that holds an object.
-
-    Raises:
-        InputError: as `read_json_file`, or for another value.
-    """
+    """As `read_json_file`, of a file that holds an object; InputError for another value, too."""
     content = read_json_file(path, most_bytes, source)
     if not isinstance(content, dict):
         raise InputError(f"{source or path}: not a JSON object of names and values")

@@ -26,14 +26,8 @@ def appoint(command: str | None) -> None:
 
 
 def tell(event: str, message: str, code: int | None = None, command: str | None = None) -> None:
-    """Starts a command in a shell, if there is one, and returns.
-
-    Args:
-        event: FAILURE, RESTART or END.
-        message: what happened, for people.
-        code: exit code of the run; None where it goes on.
-        command: by default the one that was appointed.
-    """
+    """Starts a command in a shell, by default the one that was appointed, if there is one, and returns.
+    `event`: FAILURE, RESTART or END; `code`: exit code of the run, None where it goes on."""
     command = command or os.environ.get(COMMAND)
     if not command:
         return

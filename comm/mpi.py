@@ -55,7 +55,7 @@ class Messages:
         check_message(to, tag, self.rank, self.size)
         if hasattr(array, "wait_to_read"):
             array.wait_to_read()
-        sent = array.asnumpy().reshape(-1).view(np.uint8) if _on_device(array) else _bytes_of(array)
+        sent = _bytes_of(array)
         request = self._world.Isend([sent, self._mpi.BYTE], to, tag)
         return Message(request, (array, sent), f"to rank {to}")
 
@@ -112,7 +112,10 @@ def _on_device(array: Any) -> bool:
 
 
 def _bytes_of(array: Any) -> np.ndarray:
-    """The memory of an array on the CPU. TypeError for what is not dense, or not contiguous."""
+    """The memory of an array on the CPU, a copy of what is on a device. TypeError for what is not dense, or
+    not contiguous."""
+    if _on_device(array):
+        return array.asnumpy().reshape(-1).view(np.uint8)
     if isinstance(array, np.ndarray):
         if not array.flags.c_contiguous:
             raise TypeError("an array that is exchanged must be contiguous")

@@ -114,15 +114,8 @@ def options_of_mpirun(
     without_gpus: bool = False,
     network: Network | None = None,
 ) -> list[list[str]]:
-    """Words between the host file and the ranks' program, in lines.
-
-    Args:
-        network: adds its variables; its interface is `interface` already. For the others see
-            `settings_of_mpirun`.
-
-    Raises:
-        InputError: `sockets` do not divide the slots.
-    """
+    """Words between the host file and the ranks' program, in lines; see `settings_of_mpirun`. `network` adds
+    its variables; its interface is `interface` already."""
     lines = settings_of_mpirun(hosts, sockets, interface, without_gpus)
     lines += [["-x", "PATH", "-x", "LD_LIBRARY_PATH"]] if len(hosts) > 1 else []
     environment = variables(hosts, interface, network)

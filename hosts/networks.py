@@ -94,16 +94,8 @@ _SHOWN = (
 
 
 def read_network(given: str, backend: str, interface: str | None = None) -> Network:
-    """The network that --network names.
-
-    Args:
-        given: its value.
-        backend: "hvd" or "byteps".
-        interface: the value of --interface.
-
-    Raises:
-        InputError: no such network, or one that the backend or --interface does not go with.
-    """
+    """The network that --network names. Raises InputError where there is none such, or the backend ("hvd" or
+    "byteps") or --interface does not go with it."""
     kind, colon, names = given.partition(":")
     devices = tuple(names.split(",")) if colon else ()
     if kind not in KINDS or not all(map(_DEVICE.fullmatch, devices)) or len(set(devices)) < len(devices):

@@ -204,15 +204,9 @@ def write_cluster_job(
     text: Callable[[argparse.Namespace, Sequence[str]], str],
     argv: Sequence[str] | None,
 ) -> int:
-    """The main program of a command that writes a cluster's job to standard output.
-
-    Args:
-        parser: of the command, by whose name messages begin; it gets the options of a plan.
-        text: the job, of the parsed options and the words after `--`.
-
-    Returns:
-        The exit code, 2 on bad input.
-    """
+    """The main program of a command that writes a cluster's job to standard output: `text` of the parsed
+    options, to which those of a plan are added, and of the words after `--`. Returns the exit code, 2 on bad
+    input."""
     about = "with --tokens_per_gpu, as in hparams.py; behind -- follow options only then"
     group = parser.add_argument_group("the plan", about)
     add_options(group.add_argument, options_in(PlanOptions), f"{CLUSTER} {TARGET} {RECIPE}")

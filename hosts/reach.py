@@ -85,15 +85,7 @@ _SSH = (
 
 
 def explained(host: str, words: str) -> Fault | None:
-    """Reads what an ssh client has written.
-
-    Args:
-        host: as in the host file.
-        words: its standard error.
-
-    Returns:
-        The fault; None where it is none of the known ones.
-    """
+    """The fault that an ssh client's words on standard error speak of, if it is one of the known ones."""
     for pattern, text, lasting in _SSH:
         if re.search(pattern, words, re.IGNORECASE):
             return Fault(text.format(host=host, name=bare(host)), lasting)
@@ -308,10 +300,7 @@ def faults_of(
     hosts: Iterable[str], question: Question, wait: Callable[[float], None], say: Callable[[str], None]
 ) -> Mapping[str, Fault]:
     """Faults of some hosts that cannot be used, and of "this machine", with which they are compared; a line
-    for each clock that is wrong.
-
-    `wait` is called with short times until all have answered; it may raise.
-    """
+    for each clock that is wrong. `wait` is called with short times until all have answered; it may raise."""
     asked = [*dict.fromkeys(hosts), HERE]
     if asked == [HERE]:
         return {}

@@ -140,18 +140,8 @@ class Coordinator(threading.Thread):
     """Starts all pods when all have come, and decides how the run ends. A thread of its own."""
 
     def __init__(self, shape: Shape, secret: bytes, port: int, patience: float, say: Callable[[str], None]):
-        """Listens at `port` on all addresses of the pod.
-
-        Args:
-            shape: the pods to wait for.
-            secret: of the run.
-            port: 0 for a free one, see `port`.
-            patience: seconds to wait for all pods.
-            say: shows a line.
-
-        Raises:
-            OSError: the port is not free.
-        """
+        """Listens at `port` (0: a free one) on all addresses of the pod; `patience`: seconds to wait for all
+        pods. Raises OSError where the port is not free."""
         super().__init__(daemon=True)
         self._shape, self._secret, self._patience, self._say = shape, secret, patience, say
         self._listener = socket.create_server(("", port), backlog=1024)

@@ -214,4 +214,6 @@ def merged(there: Any, given: Any, where: str = "") -> Any:
 
 
 def _kind(value: Any) -> str:
-    return {dict: "a mapping", list: "a list"}.get(type(value), "a single value")
+    if isinstance(value, dict):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else "a single value"

@@ -19,12 +19,7 @@ _FILES_OF_RANK = 3  # of mpirun: three pipes
 
 def check_limits(lines: Sequence[tuple[str, int]], backend: str, hostfile: str) -> None:
     """Raises InputError where the ranks are more than this machine can have processes, or open files beside
-    them. What else is running here is not counted.
-
-    Args:
-        lines: hosts and slots (`read_host_lines`).
-        hostfile: its path, for messages.
-    """
+    them. What else is running here is not counted."""
     here = sum(slots for host, slots in lines if is_here(host))
     ranks = sum(slots for _, slots in lines)
     over_byteps = backend == BYTEPS

@@ -73,12 +73,8 @@ def plan(
     servers: Servers,
     say: Callable[[str], None],
 ) -> tuple[list[Part], Access]:
-    """Lists the processes of a run, and the means of starting them.
-
-    Args:
-        workers: host and slots of each worker, all with the same slots (`check_workers`).
-        command: what each rank runs.
-        say: shows a warning.
+    """Lists the processes of a run, and the means of starting them. `workers`: host and slots of each, all
+    with the same slots (`check_workers`); `command`: what each rank runs.
 
     Raises:
         InputError: hosts or options that do not go together, or a host without an address.

@@ -74,12 +74,8 @@ class Mpirun:
 def plan(
     hosts: Sequence[tuple[str, int]], command: Sequence[str], wiring: Wiring, mpirun: Mpirun
 ) -> tuple[list[Part], Access]:
-    """Lists the one process of a run, mpirun, and the means of starting it.
-
-    Args:
-        hosts: names and slots, each host once (`read_hostfile`); one rank is started in every slot.
-        command: what each rank runs.
-    """
+    """Lists the one process of a run, mpirun, and the means of starting it. `hosts`: names and slots, each
+    host once; `command`: what each rank runs, one in every slot."""
     machine = this_machine(hosts)
     words = [*mpirun.words, "-np", str(sum(slots for _, slots in hosts))]
     name = f"launch-{uuid.uuid4().hex[:8]}"

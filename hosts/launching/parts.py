@@ -153,15 +153,13 @@ def plan_parts(
     command: Sequence[str],
     run_id: str,
 ) -> list[Part]:
-    """Lists all processes: the scheduler, the servers in turn over the hosts, the ranks.
+    """Lists all processes: the scheduler, the servers in turn over the hosts, the ranks, which run `command`.
 
     Args:
         workers: host and slots of each worker, all with the same slots.
         num_servers: 0 for a run of one worker, which has no scheduler either (`rendezvous` is None).
-        rendezvous: the scheduler.
         addresses: each host's own numeric address. A missing one is determined on the host, from
             DMLC_INTERFACE.
-        command: what each rank runs.
         run_id: any text that no other run on these hosts has: it keeps the sockets of local ranks apart.
     """
     shared = {"DMLC_NUM_WORKER": str(len(workers)), "BYTEPS_RUN_ID": run_id}
@@ -277,12 +275,8 @@ def words_of(flag: str, given: str, example: str) -> list[str]:
 def ssh_words(given: str, only_show: bool = False) -> tuple[str, ...]:
     """Words of --ssh, with the options that a launcher needs if it is OpenSSH's client.
 
-    Args:
-        given: the value of --ssh, as a shell would split it.
-        only_show: the program need not exist.
-
     Raises:
-        InputError: it is empty, cannot be split, or names no program.
+        InputError: it is empty, cannot be split as by a shell, or names no program (unless `only_show`).
     """
     words = words_of("--ssh", given, "ssh -p 2222")
     if shutil.which(words[0]) is None and not only_show:

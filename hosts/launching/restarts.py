@@ -254,12 +254,6 @@ class Restarts:
         signals: Signals,
         say: Callable[[str], None],
     ):
-        """Prepares; nothing is started.
-
-        Args:
-            ckpt_dir: the script's.
-            question: for hosts that are not this machine.
-        """
         self._policy, self._roster, self._ckpt_dir, self._question = policy, roster, ckpt_dir, question
         self._min_hosts = policy.min_hosts or roster.wanted
         self._wait, self._say = partial(wait, signals), say

@@ -8,18 +8,15 @@ from typing import Iterable, Sequence
 class Roster:
     """Choice of the hosts that the next start takes. The order is the host file's, spare hosts behind it.
 
+    Args:
+        lines, spares: host and slots of each line of the host file, where a host may have several.
+        tries: a host is left out when it has failed so many times without progress in between.
+
     Attributes:
         left_out: hosts that failed too often in a row, with the number of times that this has happened.
     """
 
     def __init__(self, lines: Sequence[tuple[str, int]], spares: Sequence[tuple[str, int]], tries: int):
-        """Makes a roster.
-
-        Args:
-            lines: host and slots of each line of the host file; a host may have several.
-            spares: host and slots of each spare host.
-            tries: a host is left out when it has failed so many times without progress in between.
-        """
         self._lines, self._tries = [*lines, *spares], tries
         self._names = list(dict.fromkeys(name for name, _ in self._lines))
         self.wanted = len({name for name, _ in lines})

@@ -253,7 +253,8 @@ class Limits:
 
 
 class Run:
-    """A run of all parts, to be started once, with `run`."""
+    """A run of all parts, to be started once, with `run`. `wish` is called at least once a second; when it
+    returns True, the ranks are stopped as by SIGUSR1."""
 
     def __init__(
         self,
@@ -264,10 +265,6 @@ class Run:
         signals: Signals,
         wish: Callable[[], bool] = lambda: False,
     ):
-        """Prepares a run; nothing is started.
-
-        `wish` is called at least once a second; when it returns True, the ranks are stopped as by SIGUSR1.
-        """
         self._access, self._limits, self._signals, self._wish = access, limits, signals, wish
         self._say, self._output = output.say, output
         self._token = f"supervise-{secrets.token_hex(8)}"
@@ -313,7 +310,12 @@ class Run:
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     self._too_late()
         finally:
-            self._abandon()
+            self._send("KILL", self._running)  # what is left after an error of the launcher's own
+            deadline = time.monotonic() + GIVE_UP_AFTER
+            for one in self._running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(max(0.0, deadline - time.monotonic()))
+                one.process.kill()  # the kernel then kills a local part, its own supervisor ends a remote one
             self._selector.close()
             self._output.close()
         return self._conclude()
@@ -457,16 +459,6 @@ class Run:
 
     def _names(self, training: bool = False) -> str:
         return ", ".join(one.part.name for one in self._running if one.part.trains or not training)
-
-    def _abandon(self) -> None:
-        """Kills what is left after an error of the launcher's own."""
-        for one in self._running:
-            one.send("KILL")
-        deadline = time.monotonic() + GIVE_UP_AFTER
-        for one in self._running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(max(0.0, deadline - time.monotonic()))
-            one.process.kill()  # the kernel then kills a local part, its own supervisor ends a remote one
 
     def _conclude(self) -> Outcome:
         if self._culprit is not None:
