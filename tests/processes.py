@@ -458,6 +458,11 @@ def environ_of(pid: int) -> list[str]:
     return _read_words(pid, "environ")
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    return _read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+
+
 def until(reached: Callable[[], Reached], run: Run | None = None, pause: float = 0.01) -> Reached:
     """Wait for `reached()` to be true and return what it gives; AssertionError after LIMIT, and as soon as
     `run`, which should bring it about, has ended."""
@@ -479,6 +484,20 @@ def nothing_new(before: set[str], now: Callable[[], set[str]]) -> None:
     """Wait until what has come to `now()` is gone: that of runs beside this one goes, what was left stays."""
     new = now() - before
     until(lambda: not new & now())
+
+
+def once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """As `make`, called once for each name; what has failed is not tried again."""
+    made: dict[Any, Any] = {}
+
+    def get(name: Any) -> Any:
+        if name not in made:
+            made[name] = None
+            made[name] = make(name)
+        assert made[name] is not None, f"{name} has failed before"
+        return made[name]
+
+    return get
 
 
 def wait_for_file(path: str | Path, text: str = "", run: Run | None = None) -> None:

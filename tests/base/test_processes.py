@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from base.processes import end_group, kill_group, run_in_session
-from tests.processes import LIMIT, run_command, start_command, until
+from tests.processes import LIMIT, is_alive, run_command, start_command, until
 
 # Prints its own process id and that of a child in the same group.
 PARENT = """
@@ -37,16 +37,8 @@ def start(first_line: str, child: str) -> tuple[subprocess.Popen, list[int]]:
     return process, [int(word) for word in process.stdout.readline().split()]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def wait_until_ended(pids: list[int]) -> None:
-    until(lambda: not any(map(is_running, pids)))
+    until(lambda: not any(map(is_alive, pids)))
 
 
 def test_exit_code_and_output():
@@ -70,7 +62,7 @@ def test_at_the_limit_the_group_ends():
 def test_end_group(first_line, child):
     """Also what ignores SIGTERM, be it the leader or one that outlives it."""
     process, pids = start(first_line, child)
-    assert all(map(is_running, pids))
+    assert all(map(is_alive, pids))
     end_group(process, grace=1.0)
     assert process.returncode == (-signal.SIGKILL if first_line else -signal.SIGTERM)
     wait_until_ended(pids)
@@ -94,7 +86,7 @@ def test_end_with_parent():
     with start_command([sys.executable, "-c", code]) as run:
         until(lambda: run.stdout().endswith("\n"), run)
         child_pid = int(run.stdout().split()[1])
-        assert is_running(child_pid)
+        assert is_alive(child_pid)
         run.signal(signal.SIGKILL)
         run.wait()
     wait_until_ended([child_pid])

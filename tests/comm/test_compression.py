@@ -18,7 +18,7 @@ from comm.compression import PIECE_BYTES, byteps_settings, horovod_settings, wit
 from comm.local import LocalCommunicator
 from comm.options import CommunicationConfig, communication_config
 from tests.comm.test_contract import SOME
-from tests.processes import LIMIT, run_ranks
+from tests.processes import LIMIT, once, run_ranks
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 # A network of its own, where nobody else's bytes are counted.
@@ -109,15 +109,8 @@ class Launched(NamedTuple):
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory, own_network):
     """Function of a case's name: what its launch has left. Each is started once."""
-    started: dict[int, Launched] = {}
-
-    def get(name):
-        number = LAUNCHES.index(LAUNCH_OF[name])
-        if number not in started:
-            started[number] = start(LAUNCHES[number], tmp_path_factory.mktemp("compression"), own_network)
-        return started[number]
-
-    return get
+    get = once(lambda number: start(LAUNCHES[number], tmp_path_factory.mktemp("compression"), own_network))
+    return lambda name: get(LAUNCHES.index(LAUNCH_OF[name]))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import NamedTuple, Sequence
 import pytest
 
 from tests import namespaces
-from tests.processes import run_ranks
+from tests.processes import once, run_ranks
 
 WORKER = Path(__file__).with_name("contract_worker.py")
 CHECKS = re.findall(r"^def check_(\w+)\(comm\):", WORKER.read_text("utf-8"), re.MULTILINE)
@@ -60,15 +60,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
     """Function of a run's name: {check: [record of rank 0, ...]}. Each run is launched once."""
-    launched: dict[str, dict[str, list[dict]]] = {}
-
-    def get(name):
-        if name not in launched:
-            launched[name] = {}  # a launch that fails is not tried again for every check
-            launched[name] = start(RUNS[name], tmp_path_factory.mktemp("contract"))
-        return launched[name]
-
-    return get
+    return once(lambda name: start(RUNS[name], tmp_path_factory.mktemp("contract")))
 
 
 def start(run, directory, **options):

@@ -41,7 +41,7 @@ from tests.comm.equality_worker import (
     STEPS,
 )
 from tests.faults.compare_backends import Seen, compared, read, rounded, same_steps
-from tests.processes import run_ranks
+from tests.processes import once, run_ranks
 from tests.training.tiny import same_bits
 
 WORKER = Path(__file__).with_name("equality_worker.py")
@@ -59,16 +59,7 @@ ON_RANKS = [name for name in VARIANTS if name != ALONE]
 @pytest.fixture(scope="module")
 def runs_of(tmp_path_factory):
     """Function of a variant's name: {run: [Seen of rank 0, ...]}. Each variant is launched once."""
-    launched: dict[str, dict[str, list[Seen]]] = {}
-
-    def get(variant):
-        if variant not in launched:
-            launched[variant] = {}  # a launch that fails is not tried again for every test
-            launched[variant] = launch(variant, tmp_path_factory.mktemp(variant))
-        assert launched[variant], f"{variant} has failed before"
-        return launched[variant]
-
-    return get
+    return once(lambda variant: launch(variant, tmp_path_factory.mktemp(variant)))
 
 
 def launch(variant: str, directory: Path) -> dict[str, list[Seen]]:

@@ -189,22 +189,18 @@ def mute_hub():
         yield HubAddress((listener.getsockname(),), TOKEN), accepted
 
 
-def test_rank_0_silent(verdicts):
+@pytest.mark.parametrize(
+    ("kind", "said"), [(SILENT, "given no sign of life for 3 s"), (ENDED, "ended without closing the run")]
+)
+def test_rank_0_is_missed(verdicts, kind, said):
     with mute_hub() as (address, accepted):
         Link(1, address, Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)), TIMEOUT)
         with closing(accepted.get(timeout=LIMIT)) as channel:
             channel.send(Message(BEAT, text="broadcast"))
-            who, kind, text = verdicts.next()
-    assert (who, kind) == (1, SILENT)
-    assert text == "rank 0 (node-0, pid 17, last in broadcast) has given no sign of life for 3 s"
-
-
-def test_rank_0_ended(verdicts):
-    with mute_hub() as (address, accepted):
-        Link(1, address, Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)), TIMEOUT)
-        accepted.get(timeout=LIMIT).close()
-        who, kind, text = verdicts.next()
-    assert (who, kind) == (1, ENDED) and text.startswith("rank 0 (node-0, pid 17")
+            if kind == ENDED:
+                channel.close()
+            verdict = verdicts.next()
+    assert verdict == (1, kind, f"rank 0 (node-0, pid 17, last in broadcast) has {said}")
 
 
 def test_idle_connections_take_few_descriptors_and_leave(verdicts, monkeypatch):

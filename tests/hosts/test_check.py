@@ -74,13 +74,6 @@ def test_hosts_with_faults(hosts, tmp_path):
     assert result.stdout.splitlines()[3].split() == ["10.77.0.3", "1", "not", "reached"]
 
 
-def test_bad_input_is_one_line(tmp_path):
-    for words, named in (([tmp_path / "none"], "none"), ([], "HOSTFILE"), (["x", "--send", "-1"], "--send")):
-        result = run_command([sys.executable, CHECK, *words])
-        assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1
-        assert named in result.stderr and result.stderr.startswith("check: ")
-
-
 @pytest.mark.parametrize("number", [1, 2, 5, 8])
 def test_rounds_have_each_pair_once(number):
     names = [f"host{each}" for each in range(number)]

@@ -15,7 +15,16 @@ import pytest
 
 from hosts.launch import main
 from tests.hosts.launching import BYTEPS, LAUNCH, rejected
-from tests.processes import LIMIT, ROOT, python_3_9, run_command, start_command, until, wait_for_file
+from tests.processes import (
+    LIMIT,
+    ROOT,
+    is_alive,
+    python_3_9,
+    run_command,
+    start_command,
+    until,
+    wait_for_file,
+)
 
 PART = Path(__file__).with_name("part.py")
 
@@ -46,14 +55,6 @@ def pid_of(tmp_path, rank):
 
 def facts(tmp_path, rank):
     return json.loads((tmp_path / f"rank.{rank}.json").read_text(encoding="utf-8"))
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().split()[2] not in "ZX"
-    except OSError:
-        return False
 
 
 def last_line(result):
@@ -167,7 +168,7 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_file(tmp_path / "rank.0.pid")
-        until(lambda: not alive(pid_of(tmp_path, 0)))
+        until(lambda: not is_alive(pid_of(tmp_path, 0)))
         assert process.poll() is None  # it still has lines for its reader
         out, err = process.communicate(timeout=LIMIT)
     finally:
@@ -186,11 +187,11 @@ def test_a_rank_that_does_not_listen_is_killed(tmp_path):
         os.kill(pid_of(tmp_path, 1), signal.SIGSEGV)
         result = run.wait()
     assert result.returncode == 128 + signal.SIGSEGV, result.describe()
-    assert not alive(pid_of(tmp_path, 0))
+    assert not is_alive(pid_of(tmp_path, 0))
 
 
 def test_a_server_that_is_killed_ends_the_run(tmp_path):
-    """The scheduler: test_processes.py."""
+    """The scheduler: tests/comm/test_processes.py."""
     with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
         (server,) = until(lambda: run.find_role("server"))
         os.kill(server, signal.SIGKILL)
@@ -206,7 +207,7 @@ def test_a_part_that_is_stopped_counts_as_dead(tmp_path):
     assert result.returncode == 128 + signal.SIGSTOP, result.describe()
     said = r"launch: rank 0 had been stopped for \d+ s by a signal and was killed; ended the run"
     assert re.fullmatch(said, last_line(result))
-    assert not alive(pid_of(tmp_path, 0))
+    assert not is_alive(pid_of(tmp_path, 0))
 
 
 def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
@@ -336,14 +337,14 @@ def test_a_supervisor_that_is_killed_takes_its_part_along(tmp_path):
             supervisor = int(file.read().split()[3])
         os.kill(supervisor, signal.SIGKILL)
         result = run.wait()
-    assert not alive(part)
+    assert not is_alive(part)
     assert result.returncode == 137
     assert last_line(result) == "launch: rank 1 was lost: its supervisor ended by SIGKILL; ended the run"
 
 
 def test_what_a_part_has_started_ends_with_it(tmp_path):
     launch(tmp_path, ["localhost slots=1"], ["daemon"]).check()
-    assert not alive(int((tmp_path / "daemon.pid").read_text()))
+    assert not is_alive(int((tmp_path / "daemon.pid").read_text()))
 
 
 # ---------------------------------------------------------------------------------------------- bad input
@@ -448,7 +449,7 @@ def test_a_lost_connection(tmp_path):
     assert result.returncode == 137
     said = "rank 0 on 192.0.2.1 was lost: the remote shell ended by SIGKILL; ended the run"
     assert last_line(result) == f"launch: {said}"
-    assert not alive(pid_of(tmp_path, 0))
+    assert not is_alive(pid_of(tmp_path, 0))
 
 
 # ---------------------------------------------------------------------------------------------- --dry_run

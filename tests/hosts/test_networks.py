@@ -50,23 +50,23 @@ def test_every_variable_stands_there_with_its_reason(given):
     assert network.kind in KINDS
 
 
-def test_rails_are_used_by_all_layers():
-    words, _ = printed("hvd", "--network", "tcp:ens5,ens6")
-    assert words[words.index("btl_tcp_if_include") + 1] == "ens5,ens6"
-    assert exported(words)["NCCL_SOCKET_IFNAME"] == "ens5,ens6"
-    assert "btl_tcp_if_exclude" not in words
-
-
-def test_nothing_is_chosen_silently():
-    """NCCL fails without the network that is named, instead of taking TCP."""
-    assert exported(printed("hvd", "--network", "efa")[0])["NCCL_NET"] == "AWS Libfabric"
-    assert exported(printed("hvd", "--network", "infiniband:mlx5_0")[0])["NCCL_IB_HCA"] == "=mlx5_0"
-    assert "NCCL_NET" not in exported(printed("hvd")[0])
-
-
-def test_an_interface_goes_with_adapters():
-    words, _ = printed("hvd", "--network", "infiniband", "--interface", "ib0")
-    assert exported(words)["NCCL_SOCKET_IFNAME"] == "ib0" and exported(words)["NCCL_NET"] == "IB"
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        ("--network tcp:ens5,ens6", "NCCL_SOCKET_IFNAME", "ens5,ens6"),
+        # NCCL fails without the network that is named, instead of taking TCP.
+        ("--network efa", "NCCL_NET", "AWS Libfabric"),
+        ("--network infiniband:mlx5_0", "NCCL_IB_HCA", "=mlx5_0"),
+        ("", "NCCL_NET", None),
+        ("--network infiniband --interface ib0", "NCCL_SOCKET_IFNAME", "ib0"),
+        ("--network infiniband --interface ib0", "NCCL_NET", "IB"),
+    ],
+)
+def test_what_is_named_is_used_by_all_layers(options, name, value):
+    words, _ = printed("hvd", *options.split())
+    assert exported(words).get(name) == value
+    if "tcp:" in options:
+        assert words[words.index("btl_tcp_if_include") + 1] == value and "btl_tcp_if_exclude" not in words
 
 
 def test_byteps_takes_one_interface():

@@ -10,7 +10,7 @@ import pytest
 from base.errors import InputError
 from base.launchers import hosts_of_run
 from hosts.addresses import addresses, free_port, is_here
-from hosts.launching.parts import Rendezvous, check_workers, choose_num_servers, plan_parts, python_of
+from hosts.launching.parts import Rendezvous, choose_num_servers, plan_parts, python_of
 
 P3DN = [(f"10.0.0.{n}", 8) for n in range(1, 5)]
 
@@ -55,15 +55,6 @@ def test_number_of_servers():
     assert choose_num_servers(None, [("a", 1), ("a", 1), ("b", 1)], True) == 2
     assert choose_num_servers(7, P3DN, True) == 7
     assert choose_num_servers(None, [("a", 8)], False) == 0
-    for given, distributed in ((0, True), (-1, True), (1, False)):
-        with pytest.raises(InputError, match=f"--num_servers {given}"):
-            choose_num_servers(given, P3DN, distributed)
-
-
-def test_workers_have_equal_slots():
-    check_workers(P3DN, "file")
-    with pytest.raises(InputError, match="file: a has 8 slots and c has 4"):
-        check_workers([("a", 8), ("b", 8), ("c", 4)], "file")
 
 
 @pytest.mark.parametrize(

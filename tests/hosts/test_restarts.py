@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import shlex
 import signal
 import sys
@@ -26,6 +25,7 @@ from hosts.launching.restarts import Budget, Policy, append, has_room, noted, un
 from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
+from tests.faults.disks import limited
 from tests.hosts.launching import HVD, LAUNCH, rejected
 from tests.processes import LIMIT, run_command, start_command, until
 
@@ -160,12 +160,8 @@ def test_a_failing_script_leaves_a_note(tmp_path, raised, code, kind):
 
 def test_a_disk_without_room_is_noticed(tmp_path):
     assert has_room(str(tmp_path)) and not list(tmp_path.iterdir())
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
+    with limited(1000):
         assert not has_room(str(tmp_path)) and not list(tmp_path.iterdir())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_spare_hosts_take_the_place_of_those_left_out():
@@ -253,13 +249,8 @@ def test_a_record_after_half_a_line(tmp_path):
 def test_a_record_that_does_not_fit_leaves_no_half(tmp_path):
     path = tmp_path / "restarts.jsonl"
     append(str(path), {"restart": 1})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))
-    try:
-        with pytest.raises(OSError):
-            append(str(path), {"restart": 2})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with limited(path.stat().st_size + 5), pytest.raises(OSError):
+        append(str(path), {"restart": 2})
     assert path.read_text() == '{"restart": 1}\n'
 
 
