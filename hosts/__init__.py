@@ -1,7 +1,7 @@
 """Hosts and the processes that start on them. Standard library only, but for Kubernetes' YAML.
 
-hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
+hostfile       Open MPI's host files, and whether this machine allows so many ranks
 networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
 plans          runs by the LAMB paper: options, jobs, what each rank of a cluster's job runs

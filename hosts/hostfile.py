@@ -1,13 +1,20 @@
-"""Reading Open MPI host files. Standard library only."""
+"""Open MPI's host files, and the limits of this machine that their ranks would meet. Linux; standard library
+only."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Iterable, Iterator
+import resource
+from pathlib import Path
+from typing import Iterable, Iterator, Sequence
 
 from base.command_line import MOST_PROCESSES, MOST_RANKS
+from base.control_groups import PROC, read_text, tightest
 from base.errors import InputError
 from base.json_files import read_regular
+from base.launchers import BYTEPS
+from hosts.addresses import is_here
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
@@ -15,6 +22,8 @@ _MOST_BYTES = 16 << 20
 _MOST_LINES = 4096  # hosts; no cluster is so large, and their names have to fit a command line
 _SPARE = re.compile(r"\s*#\s*spare:(.*)")
 _MAX_SLOTS = re.compile(r"max[-_]?slots=[0-9]+")
+_FILES_OF_PART = 5  # three pipes and two files
+_FILES_OF_RANK = 3  # of mpirun: three pipes
 
 
 def read_hostfile(path: str) -> list[tuple[str, int]]:
@@ -115,3 +124,38 @@ def _read_line(words: list[str], where: str) -> tuple[str, int]:
     if not slots:
         raise InputError(f"{where}: slots are missing; write: {name} slots=N (N = its GPUs)")
     return name, slots
+
+
+def check_limits(lines: Sequence[tuple[str, int]], backend: str, hostfile: str) -> None:
+    """Raises InputError where the ranks are more than this machine can have processes, or open files beside
+    them. What else is running here is not counted."""
+    here = sum(slots for host, slots in lines if is_here(host))
+    ranks = sum(slots for _, slots in lines)
+    over_byteps = backend == BYTEPS
+    # Over BytePS each has hosts/supervise.py beside it, and the ranks of other hosts an ssh here.
+    processes = ranks + here if over_byteps else here
+    files = ranks * _FILES_OF_PART if over_byteps else here * _FILES_OF_RANK
+    limits = [(int(read_text(PROC / "sys/kernel/pid_max") or 1 << 22), "kernel.pid_max")]
+    group = tightest("pids", _read_pids, _read_pids)
+    if group is not None:
+        limits.append((int(group), "pids.max of this control group"))
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
+        limits.append((most, "ulimit -u"))
+    limit, name = min(limits)
+    if processes > limit:
+        raise InputError(
+            f"--hostfile {hostfile}: {ranks:,} ranks, {here:,} of them here, are {processes:,} processes of "
+            f"this machine, which allows {limit:,} ({name}); list fewer slots"
+        )
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and files > most:
+        raise InputError(
+            f"--hostfile {hostfile}: {ranks:,} ranks, {here:,} of them here, need {files:,} open files, and "
+            f"{most:,} are allowed (ulimit -Hn); list fewer slots, or raise that limit"
+        )
+
+
+def _read_pids(directory: Path) -> float | None:
+    most = read_text(directory / "pids.max")
+    return float(most) if most.isdigit() else None

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,9 +49,8 @@ from base.launchers import BYTEPS, HVD
 from base.options import add_options, flag, option, options_in, taken
 from hosts.addresses import is_here
 from hosts.answer import interfaces as own_interfaces
-from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.hostfile import check_limits, merged, read_host_lines, read_spares
 from hosts.launching import over_byteps, over_mpirun
-from hosts.launching.limits import allow_open_files, check_limits
 from hosts.launching.output import Output, Screen
 from hosts.launching.over_byteps import Servers, warning
 from hosts.launching.parts import (
@@ -198,7 +198,8 @@ def run(words: list[str], errors: Screen) -> int:
                 for part in parts:
                     print(f"# {part.name} on {part.host}\n{access.by_hand(part)}", flush=True)
             return 0
-        allow_open_files()
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # each part takes several
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         log_dir = None if options.log_dir is None else Path(options.log_dir)
         try:
             code = _run(launch, Output(None if options.quiet else (screen, errors), log_dir, say))

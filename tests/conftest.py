@@ -45,8 +45,6 @@ def corpus(tmp_path_factory) -> Corpus:
 def two_hosts(request, tmp_path):
     """Two network namespaces as two hosts (`tests.namespaces.TwoHosts`) with one slot each, or as many as an
     indirect parameter says. Skips where namespaces cannot be made."""
-    try:
-        with namespaces.two_hosts(tmp_path, slots=getattr(request, "param", 1)) as hosts:
-            yield hosts
-    except namespaces.Unavailable as reason:
-        pytest.skip(f"no network namespaces: {reason}")
+    slots = getattr(request, "param", 1)
+    with namespaces.or_skip(namespaces.two_hosts(tmp_path, slots), "network namespaces") as hosts:
+        yield hosts

@@ -27,10 +27,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Sequence, TypeVar
 
 from tests.processes import LIMIT
 
+Made = TypeVar("Made")
 NAMES = ("alpha", "beta")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SPARE, SPARE_ADDRESS = "gamma", "10.77.0.3"
@@ -49,6 +50,18 @@ exec {agent} "$host" "${{rest[@]}}"
 
 class Unavailable(Exception):
     """This machine cannot make network namespaces; the message says why."""
+
+
+@contextlib.contextmanager
+def or_skip(made: ContextManager[Made], what: str) -> Iterator[Made]:
+    """A context of hosts; where they are unavailable, the test is skipped."""
+    import pytest  # this module also serves a command
+
+    try:
+        with made as hosts:
+            yield hosts
+    except Unavailable as reason:
+        pytest.skip(f"no {what}: {reason}")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A run as processes on hosts, from its plan to its end and its restarts. Standard library only.
 
 parts          processes of a run as data
-limits         processes and open files that this machine allows
 over_mpirun    a run over Horovod: mpirun
 over_byteps    a run over BytePS: scheduler, servers, ranks; public addresses at which they listen
 mpirun_output  whose line it is that mpirun shows, and which rank failed

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.namespaces import Unavailable
+from tests.namespaces import or_skip
 from tests.processes import ROOT, run_command, start_command, until
 from tests.ssh_hosts import ssh_hosts
 
@@ -19,11 +19,8 @@ SCRIPT = ["--dummy_data_len", 16, "--peak_tflops", 1, "--lr", 0.02, "--warmup_ra
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    try:
-        with ssh_hosts(tmp_path_factory.mktemp("ssh"), 2) as made:
-            yield made
-    except Unavailable as reason:
-        pytest.skip(f"no ssh hosts: {reason}")
+    with or_skip(ssh_hosts(tmp_path_factory.mktemp("ssh"), 2), "ssh hosts") as made:
+        yield made
 
 
 @pytest.mark.slow

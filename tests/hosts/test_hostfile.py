@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from base.errors import InputError
-from hosts.hostfile import read_host_lines, read_hostfile
-from hosts.launching import limits
+from hosts import hostfile
+from hosts.hostfile import check_limits, read_host_lines, read_hostfile
 from tests.processes import ROOT, run_command
 
 
@@ -88,7 +88,7 @@ def test_ranks_are_compared_with_the_machines_limits(backend, slots, said, tmp_p
     path = tmp_path / "hosts"
     path.write_text(f"127.0.0.1 slots={slots}\n")
     if said is None:  # as many as may be are not started here
-        text = "from hosts.launching.limits import check_limits\n"
+        text = "from hosts.hostfile import check_limits\n"
         words = ["-c", f"{text}check_limits([('127.0.0.1', {slots})], {backend!r}, 'F')"]
     else:
         words = ["hosts/launch.py", "--backend", backend, "--hostfile", path, "--", sys.executable, "-c", ""]
@@ -101,13 +101,13 @@ def test_ranks_are_compared_with_the_machines_limits(backend, slots, said, tmp_p
 def test_processes_are_counted_too(tmp_path, monkeypatch):
     (tmp_path / "sys/kernel").mkdir(parents=True)
     (tmp_path / "sys/kernel/pid_max").write_text("300\n")
-    monkeypatch.setattr(limits, "PROC", tmp_path)
-    limits.check_limits([("localhost", 150)], "byteps", "F")
-    limits.check_limits([("localhost", 300), ("other", 900)], "hvd", "F")
+    monkeypatch.setattr(hostfile, "PROC", tmp_path)
+    check_limits([("localhost", 150)], "byteps", "F")
+    check_limits([("localhost", 300), ("other", 900)], "hvd", "F")
     for backend, hosts, shown in (
         ("byteps", [("localhost", 151)], "151 ranks, 151 of them here, are 302 processes"),
         ("byteps", [("localhost", 1), ("other", 299)], "300 ranks, 1 of them here, are 301 processes"),
         ("hvd", [("localhost", 301)], "301 ranks, 301 of them here, are 301 processes"),
     ):
         with pytest.raises(InputError, match=f"{shown} of this machine, which allows 300 .kernel.pid_max"):
-            limits.check_limits(hosts, backend, "F")
+            check_limits(hosts, backend, "F")

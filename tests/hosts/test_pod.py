@@ -17,8 +17,8 @@ import pytest
 
 from hosts.batch.ssh import SSHD, answers, client_command, private_keys, server_configuration
 from hosts.pod import ranks_below
-from tests import namespaces
 from tests.hosts.manifests import command, objects, pod_specs
+from tests.namespaces import or_skip, two_hosts
 from tests.processes import ROOT, run_command, start_command, until
 
 SCRIPT = Path(__file__).with_name("restarted.py")
@@ -84,12 +84,9 @@ def make_keys(folder: Path) -> None:
 def pods(tmp_path):
     if not os.access(SSHD, os.X_OK):
         pytest.skip("no ssh hosts: no ssh server: apt-get install openssh-server")
-    try:
-        # A short path: Open MPI makes sockets below it.
-        with namespaces.two_hosts(tmp_path, spare=True) as hosts, tempfile.TemporaryDirectory() as temporary:
-            yield Pods(hosts, tmp_path, Path(temporary))
-    except namespaces.Unavailable as reason:
-        pytest.skip(f"no network namespaces: {reason}")
+    made = or_skip(two_hosts(tmp_path, spare=True), "network namespaces")
+    with made as hosts, tempfile.TemporaryDirectory() as temporary:  # a short path, for Open MPI's sockets
+        yield Pods(hosts, tmp_path, Path(temporary))
 
 
 def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from hosts import slurm
 from tests.hosts.launching import rejected
-from tests.namespaces import Unavailable
+from tests.namespaces import or_skip
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 from tests.slurm_cluster import slurm_cluster
 
@@ -150,11 +150,8 @@ def test_codes_of_the_run(job):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    try:
-        with slurm_cluster(tmp_path_factory.mktemp("cluster")) as made:
-            yield made
-    except Unavailable as reason:
-        pytest.skip(f"no Slurm cluster: {reason}")
+    with or_skip(slurm_cluster(tmp_path_factory.mktemp("cluster")), "Slurm cluster") as made:
+        yield made
 
 
 def test_a_job_of_two_nodes(cluster, tmp_path):

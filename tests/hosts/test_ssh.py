@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.launching import HVD
-from tests.namespaces import INTERFACE, Unavailable
+from tests.namespaces import INTERFACE, or_skip
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 from tests.ssh_hosts import ssh_hosts
 
@@ -24,11 +24,8 @@ PLACE = "import os; print(os.uname().nodename, os.environ['OMPI_COMM_WORLD_RANK'
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    try:
-        with ssh_hosts(tmp_path_factory.mktemp("ssh"), 3) as made:
-            yield made
-    except Unavailable as reason:
-        pytest.skip(f"no ssh hosts: {reason}")
+    with or_skip(ssh_hosts(tmp_path_factory.mktemp("ssh"), 3), "ssh hosts") as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
