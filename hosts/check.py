@@ -37,7 +37,7 @@ from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.launching.over_mpirun import program
 from hosts.launching.parts import DEFAULT_PORT, ssh_words
 from hosts.mpirun import interfaces
-from hosts.reach import Answer, Conversation, Fault, Question, apart
+from hosts.reach import Conversation, Fault, Question, apart
 
 GIB, GIGABIT = 1 << 30, 1e9 / 8
 LOOK_SECONDS = 120.0  # for the digests of code and data, on a slow file system
@@ -156,23 +156,18 @@ def look(options: Options, hosts: Sequence[tuple[str, int]]) -> Report:
     question = Question(ssh, os.getcwd(), options.python, path, (daemon,), named)
     with Conversation(names, question) as conversation:
         about = {"ask": "facts", "programs": question.programs}
-        answers = conversation.ask(dict.fromkeys(names, about), LOOK_SECONDS)
-        known = _reached(answers)
+        answers, faults = conversation.ask(dict.fromkeys(names, about), LOOK_SECONDS)
         state: dict[str, Any] = {"ask": "state", "data": options.data}
-        asked = {name: {**state, "ports": [DEFAULT_PORT] if name == names[0] else []} for name in known}
-        for name, answer in conversation.ask(asked, LOOK_SECONDS).items():
-            answers[name] = answer if isinstance(answer, Fault) else {**answer, **known[name]}
-        links, broken = _measure(conversation, list(_reached(answers)), numeric, options.send)
-    facts = {name: None if isinstance(each, Fault) else each for name, each in answers.items()}
-    faults = [(name, each.why) for name, each in answers.items() if isinstance(each, Fault)]
-    found = [*faults, *_unlike(facts, question), *_short(facts, hosts, options)]
+        asked = {name: {**state, "ports": [DEFAULT_PORT] if name == names[0] else []} for name in answers}
+        states, lost = conversation.ask(asked, LOOK_SECONDS)
+        known = {name: {**each, **answers[name]} for name, each in states.items()}
+        links, broken = _measure(conversation, list(known), numeric, options.send)
+    facts = {name: known.get(name) for name in names}
+    found = [(name, fault.why) for name, fault in {**faults, **lost}.items()]
+    found += [*_unlike(facts, question), *_short(facts, hosts, options)]
     found += [*broken, *_slow(links, options.at_least)]
     order = {name: place for place, name in enumerate(names)}
     return Report(facts, links, sorted(found, key=lambda each: order[each[0]]))
-
-
-def _reached(answers: Mapping[str, Answer]) -> dict[str, Mapping[str, Any]]:
-    return {name: each for name, each in answers.items() if not isinstance(each, Fault)}
 
 
 def _measure(
@@ -184,23 +179,23 @@ def _measure(
     for pairs in rounds(names) if send else ():
         for turn in (pairs, [(there, here) for here, there in pairs]):
             secret = {there: secrets.token_hex(32) for _, there in turn}
-            listening = hosts.ask(
-                {there: {"ask": "listen", "secret": secret[there]} for _, there in turn}, LOOK_SECONDS
-            )
+            questions: dict[str, Any] = {
+                there: {"ask": "listen", "secret": secret[there]} for _, there in turn
+            }
+            listening, _ = hosts.ask(questions, LOOK_SECONDS)
             questions = {}
             for here, there in turn:
-                answer = listening[there]
-                if not isinstance(answer, Fault):
-                    to = {"address": numeric[there], "port": answer["port"]}
+                if there in listening:
+                    to = {"address": numeric[there], "port": listening[there]["port"]}
                     questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
-            sent = hosts.ask(questions, LOOK_SECONDS)
+            sent, faults = hosts.ask(questions, LOOK_SECONDS)
             for here, there in turn:
-                answer = sent.get(here, Fault("it could not open a port"))
-                if isinstance(answer, Fault):
-                    why = f"gets nothing from {bare(here)} ({answer.why}); let the run's hosts through, "
-                    broken.append((there, f"{why}ports 1024-65535 (docs/network.md)"))
+                if here in sent:
+                    links[here, there] = sent[here]["bytes_per_s"] / GIGABIT
                 else:
-                    links[here, there] = answer["bytes_per_s"] / GIGABIT
+                    fault = faults.get(here, Fault("it could not open a port"))
+                    why = f"gets nothing from {bare(here)} ({fault.why}); let the run's hosts through, "
+                    broken.append((there, f"{why}ports 1024-65535 (docs/network.md)"))
     return links, broken
 
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Mapping, Sequence, Union
+from typing import IO, Any, Callable, Iterable, Mapping, Sequence
 
 from base.errors import InputError
 from hosts.addresses import bare, is_here
@@ -170,11 +170,6 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-# A host's answer, with `clock`, the seconds by which its clock must be ahead (negative: behind), or why
-# there is none.
-Answer = Union[Mapping[str, Any], Fault]
-
-
 @dataclass
 class _Host:
     """A process that asks one host. `asked`, `answered`: this machine's times, seconds since 1970."""
@@ -233,9 +228,14 @@ class Conversation:
         questions: Mapping[str, Mapping[str, Any]],
         seconds: float,
         wait: Callable[[float], None] = time.sleep,
-    ) -> dict[str, Answer]:
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Fault]]:
         """Asks hosts, and waits until all have answered or ended, at most so long. `wait` is called with
-        short times; it may raise."""
+        short times; it may raise.
+
+        Returns:
+            Answers by host, with `clock`, the seconds by which the host's clock must be ahead (negative:
+            behind); and the faults of those that have not answered.
+        """
         for name, question in questions.items():
             host = self._hosts[name]
             host.reply, host.asked = None, time.time()
@@ -252,9 +252,17 @@ class Conversation:
                 self._read(key.data)
             open_yet = [name for name, host in hosts.items() if host.reply is None and name not in ended]
             if not open_yet or time.monotonic() >= deadline:
-                late = Fault(f"does not answer within {seconds:g} s; look whether it is overloaded")
-                return {name: late if name in open_yet else self._answer(name) for name in questions}
+                break
             wait(0.05)
+        late = Fault(f"does not answer within {seconds:g} s; look whether it is overloaded")
+        answers, faults = {}, {}
+        for name in questions:
+            answer = late if name in open_yet else self._answer(name)
+            if isinstance(answer, Fault):
+                faults[name] = answer
+            else:
+                answers[name] = answer
+        return answers, faults
 
     def _read(self, name: str) -> None:
         host = self._hosts[name]
@@ -268,7 +276,7 @@ class Conversation:
             if text.startswith(f"{self._token} ") and host.reply is None:
                 host.reply, host.answered = text.partition(" ")[2], time.time()
 
-    def _answer(self, name: str) -> Answer:
+    def _answer(self, name: str) -> Mapping[str, Any] | Fault:
         host = self._hosts[name]
         if not (host.reply or "").startswith("{"):
             host.err.seek(0)
@@ -306,17 +314,15 @@ def faults_of(
         return {}
     with Conversation(asked, question) as conversation:
         about = {"ask": "facts", "programs": question.programs}
-        answers = conversation.ask(dict.fromkeys(asked, about), SECONDS, wait)
-    own = answers.pop(HERE)
-    faults = {"this machine": own} if isinstance(own, Fault) else {}
-    for host, answer in answers.items():
-        if isinstance(answer, Fault):
-            faults[host] = answer
-            continue
-        fault = None if isinstance(own, Fault) else question.fault(answer, own)
+        answers, silent = conversation.ask(dict.fromkeys(asked, about), SECONDS, wait)
+    own = answers.get(HERE)
+    faults = {"this machine": silent[HERE]} if own is None else {}
+    for host in asked[:-1]:
+        answer = answers.get(host)
+        fault = silent.get(host) if answer is None or own is None else question.fault(answer, own)
         if fault is not None:
             faults[host] = fault
-        if apart(answer):  # ranks wait by their own clocks, and compare no times
+        if answer is not None and apart(answer):  # ranks wait by their own clocks, and compare no times
             say(
                 f"{bare(host)}'s clock is {apart(answer)}; the run does not depend on it, but times in its "
                 "log files and of its files do: timedatectl set-ntp true there"

@@ -68,8 +68,8 @@ class Launch(NamedTuple):
 WORKERS = {
     "none-byteps": Case("none", None, False, ["traffic"]),
     "fp16-byteps": Case("fp16", None, False, [*HALF, "traffic"]),
-    "onebit": Case("onebit", None, False, [*PIECES, "onebit"]),
-    "topk": Case("topk", 0.01, False, [*PIECES, *OF_ANY, "topk", "nothing_is_lost"]),
+    "onebit": Case("onebit", None, False, [*PIECES, "two_passes"]),
+    "topk": Case("topk", 0.01, False, [*PIECES, *OF_ANY, "two_passes", "nothing_is_lost"]),
     "randomk": Case("randomk", 0.01, False, ["randomk", *PIECES]),
     "dithering": Case("dithering", 127, False, [*PIECES, "dithering"]),
     "topk-kept": Case("topk", 0.1, True, KEPT),

@@ -296,25 +296,21 @@ QUANTITY = "is not a number with a unit"
     ("words", "said"),
     [
         ("--name Bert", "--name: 'Bert' is not at most 40 lower-case letters"),
-        ("--cpus many", f"--cpus: 'many' {QUANTITY}"),
         ("--volume runs", "--volume: 'runs' is not CLAIM:/PATH"),
         ("--volume runs:/corpus", "corpus:/corpus:ro: this path is given twice"),
         ("--volume runs:/r:rw", "--volume: 'runs:/r:rw' is not CLAIM:/PATH"),
-        ("--gpu gpu", "--gpu: 'gpu' is not a resource's name"),
         ("--resource efa=x", "--resource: 'efa=x' is not NAME=NUMBER"),
         ("--resource rdma/hca=1e400", f"--resource: '1e400' {QUANTITY}"),
         *(
             (f"--server_cpus {each}", f"--server_cpus: '{each}' {QUANTITY}")
             for each in ("0", "0.0m", "10000Pi", "9223372036854775808")
         ),
-        ("--node gpu", "--node: 'gpu' is not NAME=VALUE"),
         ("--server_memory much", f"--server_memory: 'much' {QUANTITY}"),
         ("--network efa", "--network efa: pods have no adapter without --resource"),
         ("--servers 2", "--servers 2: goes with --backend byteps"),
         ("--secret ours", "--secret ours: goes with several workers of --backend byteps"),
         ("--target_batch_size 32768", "--accumulate and --target_batch_size exclude each other"),
         ("--pipeline_stages 3", "16 ranks are no multiple of --pipeline_stages 3; 15 or 18 would do"),
-        ("--user 0", "'0' is not a whole number from 1"),
         ("--backend byteps --pipeline_stages 2", "--pipeline_stages 2: goes with --backend hvd"),
         ("--backend byteps --network tcp:eth0", "--network tcp:eth0: goes with --backend hvd"),
     ],

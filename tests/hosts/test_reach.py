@@ -114,5 +114,5 @@ def test_a_shell_that_stays_open_after_its_reply(tmp_path):
     shell.chmod(0o755)
     question = Question((str(shell),), "/no/such/folder", sys.executable, os.environ["PATH"])
     with Conversation(["node-2"], question) as conversation:
-        answer = conversation.ask({"node-2": {}}, LIMIT)["node-2"]
-        assert isinstance(answer, Fault) and answer.why.startswith("has no folder")
+        _, faults = conversation.ask({"node-2": {}}, LIMIT)
+        assert faults["node-2"].why.startswith("has no folder")
