@@ -194,7 +194,13 @@ class HorovodCommunicator(_Collectives):
         self._sets: dict[tuple[int, ...], Any] = {}
         self._messages: Any = None
         self._open = True
-        _check_size(self.size)
+        for variable, announced in announced_sizes(os.environ).items():
+            if announced != self.size:
+                raise InputError(
+                    f"the launcher started {announced} processes ({variable}) but Horovod joined "
+                    f"{self.size}: it was built without this launcher's library, or uses another; see "
+                    "`horovodrun --check-build`, and whose `mpirun --version` is: Horovod is built with Open MPI"
+                )
         if divisible:
             from comm.mpi import Messages
 
@@ -305,13 +311,3 @@ def _name(operation: str, index: int, array: NDArray) -> str:
     # Stable from step to step: Horovod's response cache then answers without a negotiation. The sizes keep
     # calls with other arrays (an evaluation's sums) from invalidating the entries of the gradients.
     return f"{operation}.{index}.{array.dtype.__name__}.{array.size}"
-
-
-def _check_size(size: int) -> None:
-    for variable, announced in announced_sizes(os.environ).items():
-        if announced != size:
-            raise InputError(
-                f"the launcher started {announced} processes ({variable}) but Horovod joined {size}: it was "
-                "built without this launcher's library, or uses another; see `horovodrun --check-build`, and "
-                "whose `mpirun --version` is: Horovod is built with Open MPI"
-            )

@@ -71,7 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     # Processes that the part leaves behind become children of this one, and can be identified.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    wakeup = _wake_on_signals()
+    # A descriptor that becomes readable when a signal arrives, with its number as a byte.
+    wakeup, writer = os.pipe()
+    for end in (wakeup, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     report = partial(_report, args.token)
     report("connected")
     made: list[str] = []
@@ -117,17 +123,6 @@ def _remove(folders: Sequence[str]) -> None:
 
         for folder in folders:
             rmtree(folder, ignore_errors=True)
-
-
-def _wake_on_signals() -> int:
-    """Makes a file descriptor that becomes readable when a signal arrives, with its number as a byte."""
-    reader, writer = os.pipe()
-    for end in (reader, writer):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    return reader
 
 
 def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]:

@@ -158,7 +158,15 @@ class Hub:
             self._examine(stranger)
         for listener in [each for each in listeners if each in ready]:
             self._accept(listener)
-        self._show_out()
+        # Strangers that have stayed too long or are too many go, the oldest first.
+        limit = time.monotonic() - STRANGER_SECONDS
+        excess = len(self._strangers) - len(self.missing) - SPARE
+        for index, stranger in enumerate(list(self._strangers)):
+            if index < excess or stranger.since <= limit:
+                self._examine(stranger)  # it may have sent what shows that it is none
+                if stranger in self._strangers:
+                    stranger.close()
+        self._strangers = [stranger for stranger in self._strangers if stranger.is_open]
         if self._listeners and not self.missing:
             self._shut()
 
@@ -175,17 +183,6 @@ class Hub:
                     stranger.close()
                 return
             self._strangers.append(Peer(connection, self.address.token, is_caller=False))
-
-    def _show_out(self) -> None:
-        """Closes strangers that have stayed too long or are too many, the oldest first."""
-        limit = time.monotonic() - STRANGER_SECONDS
-        excess = len(self._strangers) - len(self.missing) - SPARE
-        for index, stranger in enumerate(list(self._strangers)):
-            if index < excess or stranger.since <= limit:
-                self._examine(stranger)  # it may have sent what shows that it is none
-                if stranger in self._strangers:
-                    stranger.close()
-        self._strangers = [stranger for stranger in self._strangers if stranger.is_open]
 
     def _examine(self, stranger: Peer) -> None:
         """Reads what a stranger has sent; makes it a peer or closes the connection."""

@@ -46,11 +46,16 @@ def uses_byteps(environ: Mapping[str, str]) -> bool:
 def parts_on_this_host(environ: Mapping[str, str]) -> list[Part]:
     """The run's processes on this host, this one included, by role and process id; empty under a launcher
     whose runs cannot be told apart."""
-    marks = _marks(environ)
-    if not marks:
+    if environ.get("DMLC_ROLE") == "worker":
+        wanted: list[tuple[str, ...]] = [_BYTEPS_RUN if uses_byteps(environ) else _BYTEPS_WORKER]
+    else:
+        wanted = [names for rank, names in _RUN_VARIABLES if rank in environ]
+    known = next((names for names in wanted if all(name in environ for name in names)), None)
+    if known is None:
         return []
+    marks = {name: environ[name] for name in known}
     processes = list(running())
-    alike = set(marks) == set(_BYTEPS_WORKER)
+    alike = known == _BYTEPS_WORKER
     own_command = next((each.words for each in processes if each.pid == os.getpid()), []) if alike else None
     by_role: dict[str, list[Running]] = {}
     for each in processes:
@@ -152,15 +157,6 @@ def _missing_here(environ: Mapping[str, str], parts: list[Part]) -> str:
         return ""
     local = next((number_in(environ, name) for name in _LOCAL_SIZES if name in environ), 0)
     return f"on this host run {ranks} of its {local} ranks" if parts and ranks < local else ""
-
-
-def _marks(environ: Mapping[str, str]) -> dict[str, str]:
-    if environ.get("DMLC_ROLE") == "worker":
-        wanted: list[tuple[str, ...]] = [_BYTEPS_RUN if uses_byteps(environ) else _BYTEPS_WORKER]
-    else:
-        wanted = [names for rank, names in _RUN_VARIABLES if rank in environ]
-    names = next((names for names in wanted if all(name in environ for name in names)), ())
-    return {name: environ[name] for name in names}
 
 
 def _role(variables: Mapping[str, str], argv: list[str]) -> str:

@@ -296,7 +296,14 @@ def patience(rank: int, kind: str) -> float:
 
 
 def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str]) -> Hub | Link:
-    addresses = _listening_addresses(communicator, environ)
+    # Rank 0 listens at addresses of its own, on networks that it shares with all ranks if there are any.
+    here, own = places.machine(), places.interfaces()
+    offered = [str(each.address) for each in places.candidates(own, environ)]
+    there, offered = _from_rank_0(communicator, [here, offered])
+    together = here == there
+    flags = [together, *(together or places.shares(own, str(each)) for each in offered)]
+    on_one_machine, *shared = communicator.all_agree(flags)
+    addresses = [LOOPBACK] if on_one_machine else places.choose(offered, shared)
     reason = ""
     hub = link = None
     if communicator.rank == 0:
@@ -304,8 +311,8 @@ def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str
             hub = Hub(communicator.size, watch, addresses)
         except OSError as error:  # the others must not wait for it
             reason = f"{', '.join(addresses)}: {error.strerror or error}"
-    own = hub.address if hub else HubAddress((), b"")
-    found, token = _from_rank_0(communicator, [own.places, own.token.hex()])
+    listening = hub.address if hub else HubAddress((), b"")
+    found, token = _from_rank_0(communicator, [listening.places, listening.token.hex()])
     address = HubAddress(tuple((str(host), int(port)) for host, port in found), bytes.fromhex(token))
     if communicator.rank:
         try:
@@ -323,17 +330,6 @@ def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str
     beat = hub or link
     assert beat is not None
     return beat
-
-
-def _listening_addresses(communicator: Communicator, environ: Mapping[str, str]) -> list[str]:
-    """Rank 0's own addresses at which it is to listen; every rank calls it, and all return the same."""
-    here, own = places.machine(), places.interfaces()
-    offered = [str(each.address) for each in places.candidates(own, environ)]
-    there, offered = _from_rank_0(communicator, [here, offered])
-    together = here == there
-    flags = [together, *(together or places.shares(own, str(each)) for each in offered)]
-    on_one_machine, *shared = communicator.all_agree(flags)
-    return [LOOPBACK] if on_one_machine else places.choose(offered, shared)
 
 
 def _from_rank_0(communicator: Communicator, value: Any) -> Any:

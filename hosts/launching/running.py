@@ -300,7 +300,12 @@ class Run:
                 timeout = 1.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
                 for key, _ in self._selector.select(min(1.0, timeout)):
                     key.data()
-                self._collect_ended()
+                for one in [one for one in self._running if one.has_ended()]:
+                    self._running.remove(one)
+                    self._judge(one)
+                training = any(one.part.trains for one in self._running)
+                if not self._pending and not training and self._phase in ("running", "stopping"):
+                    self._enter("closing", self._closing_limit)
                 if self._phase == "running" and not self._pending and self._wish():
                     self._recalled = True
                     self._stop(signal.SIGUSR1)
@@ -348,14 +353,6 @@ class Run:
             start_new_session=True,  # a Ctrl-C at the terminal is for the launcher, which passes it on
         )
         self._running.append(RunningPart(part, process, self._selector, self._token, self._output))
-
-    def _collect_ended(self) -> None:
-        for one in [one for one in self._running if one.has_ended()]:
-            self._running.remove(one)
-            self._judge(one)
-        training = any(one.part.trains for one in self._running)
-        if not self._pending and not training and self._phase in ("running", "stopping"):
-            self._enter("closing", self._closing_limit)
 
     def _judge(self, one: RunningPart) -> None:
         """Draws the consequences of a part's end for the run."""
