@@ -199,7 +199,8 @@ class HorovodCommunicator(_Collectives):
                 raise InputError(
                     f"the launcher started {announced} processes ({variable}) but Horovod joined "
                     f"{self.size}: it was built without this launcher's library, or uses another; see "
-                    "`horovodrun --check-build`, and whose `mpirun --version` is: Horovod is built with Open MPI"
+                    "`horovodrun --check-build`, and whose `mpirun --version` is: Horovod is built with Open "
+                    "MPI"
                 )
         if divisible:
             from comm.mpi import Messages
