@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.processes import run_command, run_ranks
 
-WORKER = Path(__file__).with_name("failing_worker.py")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# Ranks that work together until the last one fails; FOLDER/noticed has what another rank's wait ended with.
+FAILS = """
+import sys, time
+from pathlib import Path
+import mxnet as mx
+from comm.base import CommunicationError, abort
+from comm.horovod import HorovodCommunicator
+
+comm = HorovodCommunicator()
+array = mx.nd.ones((1000, 1000))
+for _ in range(3):
+    comm.average([array])
+    assert comm.all_agree([True]) == [True]
+if comm.rank == comm.size - 1:
+    time.sleep(0.5)  # the others are waiting by then
+    if sys.argv[2] == "raise":
+        raise RuntimeError("this rank has failed")
+    abort(7)
+try:
+    comm.average([array])
+    comm.all_agree([True])
+except CommunicationError as error:
+    Path(sys.argv[1], "noticed").write_text(str(error), encoding="utf-8")
+    raise
+"""
 
 
 @pytest.mark.parametrize(
@@ -22,7 +45,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
     ],
 )
 def test_a_rank_that_ends_ends_the_run(launcher, how, exit_code, tmp_path):
-    result = run_ranks(WORKER, 2, launcher, env=ONE_THREAD, args=[tmp_path, how])
+    result = run_ranks(FAILS, 2, launcher, env=ONE_THREAD, args=[tmp_path, how])
     assert result.returncode == exit_code, result.describe()
     if how == "raise":
         assert "this rank has failed" in result.stderr

@@ -18,15 +18,11 @@ import mxnet as mx
 import numpy as np
 
 
-def declare(name: str, **compressor: str) -> None:
+def declare(name: str) -> None:
     """Not with bps.byteps_declare_tensor, which checks a return value that does not exist."""
     function = bps.MXNET_LIB_CTYPES.byteps_mxnet_declare_tensor
     function.restype = None
-    keys, values = [
-        (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-        for words in (compressor.keys(), compressor.values())
-    ]
-    function(bps.c_str(name), len(compressor), keys, values)
+    function(bps.c_str(name), 0, (ctypes.c_char_p * 1)(), (ctypes.c_char_p * 1)())
 
 
 def push_pull(array: Any, name: str) -> None:
@@ -138,21 +134,6 @@ def idle() -> None:
     print(f"idle {used:.3f} s of 2 s, median {1000 * np.median(times):.3f} ms")
 
 
-def onebit() -> None:
-    """BytePS's one-bit compressor: the sum of signs times the mean magnitude of each worker's values."""
-    declare("onebit", compressor_type="onebit", compressor_onebit_scaling="true")
-    count = 100000
-    values = np.random.RandomState(bps.rank()).standard_normal(count).astype("float32")
-    for _ in range(3):
-        array = mx.nd.array(values)
-        push_pull(array, "onebit")
-        result = array.asnumpy()
-        if not np.allclose(np.abs(result), np.abs(values).mean(), rtol=1e-4):
-            sys.exit("the magnitudes are not those of the one-bit compressor")
-        if not (np.signbit(result) == np.signbit(values)).all():
-            sys.exit("the signs are wrong")
-
-
 def killed() -> None:
     """Ends by SIGKILL in the middle of an exchange, which is not the first."""
     declare("vector.0"), declare("vector.1")
@@ -166,6 +147,6 @@ def killed() -> None:
 
 if __name__ == "__main__":
     bps.init()
-    tasks = (sums, in_turn, traffic, idle, onebit, killed)
+    tasks = (sums, in_turn, traffic, idle, killed)
     {function.__name__: function for function in tasks}[sys.argv[1]]()
     bps.shutdown()

@@ -22,7 +22,6 @@ SMALL = {"BYTEPS_PARTITION_BYTES": "1024000"}  # the largest arrays have several
 
 def processes(workers, local_ranks, task, prefix="", **changes):
     """All processes of a run, for `together`."""
-    distributed = workers > 1 or changes.get("BYTEPS_FORCE_DISTRIBUTED") == "1"
     env = {
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
@@ -34,7 +33,7 @@ def processes(workers, local_ranks, task, prefix="", **changes):
         **changes,
     }
     started = {}
-    for role in ("scheduler", "server") if distributed else ():
+    for role in ("scheduler", "server") if workers > 1 else ():
         started[f"{prefix}{role}"] = (SERVE, {**env, "DMLC_ROLE": role})
     for rank in range(workers * local_ranks):
         place = {
@@ -133,12 +132,6 @@ def test_waiting_costs_little_and_work_wakes_at_once(together):
         used, median = map(float, re.findall(r"idle (\S+) s of 2 s, median (\S+) ms", ended[name].output)[0])
         assert used < 0.2
         assert median < 40.0
-
-
-def test_the_one_bit_compressor_works(together):
-    # It goes through ReadyTable::SetReadyCount, which has no return statement (setup/byteps_build.py).
-    changes = {"BYTEPS_FORCE_DISTRIBUTED": "1", "BYTEPS_THREADPOOL_SIZE": "2"}
-    succeed(together(processes(1, 1, "onebit", **changes)))
 
 
 AVERAGE = """
