@@ -202,7 +202,9 @@ def run(words: list[str], errors: Screen) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         log_dir = None if options.log_dir is None else Path(options.log_dir)
         try:
-            code = _run(launch, Output(None if options.quiet else (screen, errors), log_dir, say))
+            code = _run(
+                launch, lambda: Output(None if options.quiet else (screen, errors), log_dir, say), say
+            )
         except Stopped as stopped:
             say(str(stopped))
             code = stopped.code
@@ -220,21 +222,21 @@ def run(words: list[str], errors: Screen) -> int:
         screen.finish(FINISH)
 
 
-def _run(launch: Launch, output: Output) -> int:
-    """Runs it once, or again and again. Returns the exit code."""
+def _run(launch: Launch, output: Callable[[], Output], say: Callable[[str], None]) -> int:
+    """Runs it once, or again and again, each time with an `output` of its own. Returns the exit code."""
     with Signals() as signals:
 
         def start(lines: Sequence[tuple[str, int]], resume: bool, wish: Wish) -> Outcome:
-            return Run(*launch.plan(lines, resume), launch.options.limits, output, signals, wish).run()
+            return Run(*launch.plan(lines, resume), launch.options.limits, output(), signals, wish).run()
 
         policy, question = launch.options.policy, launch.question()
         if launch.ckpt_dir is not None:
-            return Restarts(policy, launch.roster, launch.ckpt_dir, question, signals, output.say).run(start)
+            return Restarts(policy, launch.roster, launch.ckpt_dir, question, signals, say).run(start)
         remote = [host for host in launch.roster.in_use() if not is_here(host)]
-        faults = faults_of(remote, question, partial(wait, signals), output.say)
+        faults = faults_of(remote, question, partial(wait, signals), say)
         check(faults)
         if faults:
-            output.say(f"{summed_up(faults)}; nothing has been started")
+            say(f"{summed_up(faults)}; nothing has been started")
             return 1
         return start(launch.roster.lines(), False, lambda: False).code
 

@@ -131,7 +131,8 @@ class Screen:
 
 
 class Output:
-    """Destinations of all lines of parts, by the parts' names, and of each the last one on standard error.
+    """Destinations of all lines of a run's parts, by the parts' names. `last`: the last one of each on
+    standard error, cut to a readable length.
 
     `screens`: for standard output and standard error; None: they are not shown. `log_dir`: folder for each
     part's lines, without prefix. `say`: shows a line of the launcher's own.
@@ -142,11 +143,7 @@ class Output:
     ):
         self._screens, self._log_dir, self.say = screens, log_dir, say
         self._logs: dict[tuple[str, int], int | None] = {}  # descriptors; None: it could not be written
-        self._last: dict[str, str] = {}
-
-    def begin(self) -> None:
-        """Forgets the last lines, which are another run's."""
-        self._last.clear()
+        self.last: dict[str, str] = {}
 
     def open(self, name: str) -> None:
         """Opens a part's log files, if there are to be any. Raises OSError when they cannot be made."""
@@ -162,7 +159,7 @@ class Output:
         if which == 1:
             text = line.decode("utf-8", "replace").strip()
             if text:
-                self._last[name] = text[:_LAST]
+                self.last[name] = text[:_LAST]
         if self._screens is not None:
             self._screens[which].write(f"[{name}] ", line)
         self.open(name)
@@ -180,10 +177,6 @@ class Output:
     def _log(self, name: str, which: int) -> Path:
         assert self._log_dir is not None
         return self._log_dir / name.replace(" ", ".") / ("stdout", "stderr")[which]
-
-    def last_words(self, name: str) -> str:
-        """The last line that the part wrote to standard error, cut to a readable length; may be empty."""
-        return self._last.get(name, "")
 
     def close(self) -> None:
         """Closes the log files."""

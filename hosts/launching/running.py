@@ -144,7 +144,7 @@ class RunningPart:
         if said and said.culprit is not None and kind != "silent":  # mpirun itself has waited for a host
             name, ranks = f"rank {said.culprit}", self.part.ranks
             host = ranks[said.culprit] if said.culprit < len(ranks) else None
-        words, own_end = self._output.last_words(name), kind == "exit" and self.exit_code <= 128
+        words, own_end = self._output.last.get(name, ""), kind == "exit" and self.exit_code <= 128
         shown_host = host or self.part.host
         where = "" if shown_host in here else f" on {shown_host}"
         how = said.end if said and kind == "exit" else ""
@@ -292,7 +292,6 @@ class Run:
         Raises:
             OSError: a part cannot be started, or a log file cannot be made.
         """
-        self._output.begin()
         self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
         try:
             while self._pending or self._running:
