@@ -17,7 +17,7 @@ import argparse
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Callable, Mapping, TypeVar
 
-from base.command_line import pair_of, path_name, path_names
+from base.command_line import pair_of, path_name, path_names, seconds
 from base.errors import InputError
 
 # What a value belongs to: RUN, results depend on it; LAUNCH, another one may be given when a run is resumed;
@@ -81,6 +81,11 @@ def option(
     given = {"help": text, "type": type, "metavar": metavar, "default": parsed, **words}
     given = {key: value for key, value in given.items() if value is not None}
     return field(default=default, metadata={"option": Option(words=given, **of_option)})
+
+
+def in_seconds(help: str, default: float, **words: Any) -> Any:
+    """A field of a table, as `option`, for a duration."""
+    return option(help, seconds, "SECONDS", default, **words)
 
 
 def _with_default(help: str, default: Any) -> str:

@@ -9,10 +9,10 @@ import argparse
 from dataclasses import dataclass
 from typing import Mapping
 
-from base.command_line import positive, seconds, within
+from base.command_line import positive, within
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD, LOCAL, launched_backend
-from base.options import LAUNCH, flag, option, taken
+from base.options import LAUNCH, flag, in_seconds, option, taken
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 COMPRESSIONS = ("none", "fp16", "onebit", "topk", "randomk", "dithering")
@@ -34,11 +34,9 @@ class CommunicationConfig:
     two are wanted, as pipelines do.
     """
 
-    timeout: float = option(
+    timeout: float = in_seconds(
         "end the run, naming who is missing, when a process gives no sign of life or an exchange makes no "
         "progress for so long; must be longer than a step takes",
-        seconds,
-        "SECONDS",
         DEFAULT_TIMEOUT,
         name="comm_timeout",
         scope=LAUNCH,

@@ -22,11 +22,10 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from base import notify
 from base.command_line import not_empty, whole
-from base.command_line import seconds as limited
 from base.errors import RUN_AGAIN
 from base.failures import DISK, FAILED, MAY_PASS, MISSING, Note, read
 from base.files import replacing
-from base.options import flag, option
+from base.options import flag, in_seconds, option
 from hosts.addresses import is_here
 from hosts.launching.parts import MPIRUN
 from hosts.launching.roster import Roster
@@ -72,29 +71,23 @@ class Policy:
         metavar="K",
         default=0,
     )
-    backoff: float = option(
+    backoff: float = in_seconds(
         "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
         "300 s. Rule of thumb: what a batch system takes to give a host back",
-        limited,
-        metavar="SECONDS",
-        default=5.0,
+        5.0,
     )
     again: bool = flag(
         "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
     )
-    rejoin: float = option(
+    rejoin: float = in_seconds(
         "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly",
-        limited,
-        metavar="SECONDS",
-        default=60.0,
+        60.0,
         name="rejoin_interval",
     )
-    patience: float = option(
+    patience: float = in_seconds(
         "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
         "reboot",
-        limited,
-        metavar="SECONDS",
-        default=600.0,
+        600.0,
         name="host_patience",
     )
     notify: str | None = option(
@@ -176,10 +169,9 @@ def noted(failure: Failure, notes: Mapping[int, Note], lines: Sequence[tuple[str
 
     `lines`: host and slots in the order of the ranks.
     """
-    of_part = [each for each in notes.values() if failure.part in (MPIRUN, f"rank {each.rank}")]
-    if not of_part:
+    note = next((each for each in notes.values() if failure.part in (MPIRUN, f"rank {each.rank}")), None)
+    if note is None:
         return failure
-    note = of_part[0]
     ranks = [host for host, slots in lines for _ in range(slots)]
     known = note.missing is not None and note.missing < len(ranks)
     host = ranks[note.missing or 0] if known else failure.host

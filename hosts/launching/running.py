@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Container, Sequence
 
-from base.command_line import seconds as limited
 from base.failures import FAILED
-from base.options import option
+from base.options import in_seconds
 from hosts.addresses import is_here
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.output import Lines, Output, harmless
@@ -230,25 +229,14 @@ class RunningPart:
 class Limits:
     """Time limits of a run."""
 
-    grace: float = option(
-        "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint",
-        limited,
-        metavar="SECONDS",
-        default=60.0,
+    grace: float = in_seconds(
+        "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint", 60.0
     )
-    servers: float = option(
-        "how long servers may take to end after the last rank",
-        limited,
-        metavar="SECONDS",
-        default=30.0,
-        name="server_timeout",
+    servers: float = in_seconds(
+        "how long servers may take to end after the last rank", 30.0, name="server_timeout"
     )
-    stopped: float = option(
-        "a part stopped by SIGSTOP for so long counts as dead",
-        limited,
-        metavar="SECONDS",
-        default=60.0,
-        name="stopped_timeout",
+    stopped: float = in_seconds(
+        "a part stopped by SIGSTOP for so long counts as dead", 60.0, name="stopped_timeout"
     )
 
 
