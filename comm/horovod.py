@@ -135,11 +135,6 @@ class _Collectives(Unwatched):
     def barrier(self) -> None:
         self.all_agree([True])
 
-    def _let_go(self) -> None:
-        for array in self._latest.values():
-            self._wait(array)
-        self._latest.clear()
-
     def _sum(self, array: NDArray, **settings: Any) -> None:
         self._hvd.allreduce_(array, process_set=self._process_set, **settings)
 
@@ -191,7 +186,7 @@ class HorovodCommunicator(_Collectives):
         self.local_rank: int = hvd.local_rank()
         self.local_size: int = hvd.local_size()
         self._groups: list[HorovodGroup] = []
-        self._sets: dict[tuple[int, ...], Any] = {}
+        self._sets: dict[tuple[int, ...], Any] = {tuple(range(self.size)): hvd.global_process_set}
         self._messages: Any = None
         self._open = True
         for variable, announced in announced_sizes(os.environ).items():
@@ -211,21 +206,12 @@ class HorovodCommunicator(_Collectives):
         check_groups(groups, self.size)
         self._check_divisible()
         for ranks in groups:
-            members = list(ranks)
-            process_set = self._set_of(tuple(sorted(members)))
+            members, ordered = list(ranks), tuple(sorted(ranks))
+            if len(members) > 1 and ordered not in self._sets:  # every rank joins in making one
+                self._sets[ordered] = self._hvd.add_process_set(list(ordered))
             if self.rank in members:
-                self._groups.append(HorovodGroup(self, process_set, members))
+                self._groups.append(HorovodGroup(self, self._sets.get(ordered), members))
         return self._groups[-1]
-
-    def _set_of(self, members: tuple[int, ...]) -> Any:
-        """Horovod's set of these ranks, which every rank joins in making, and which there is once."""
-        if len(members) == 1:
-            return None
-        if len(members) == self.size:
-            return self._hvd.global_process_set
-        if members not in self._sets:
-            self._sets[members] = self._hvd.add_process_set(list(members))
-        return self._sets[members]
 
     def send(self, array: NDArray, to: int, tag: int) -> Pending:
         self._check_divisible()
@@ -237,7 +223,9 @@ class HorovodCommunicator(_Collectives):
 
     def forget(self) -> None:
         for each in (self, *self._groups):
-            each._let_go()
+            for array in each._latest.values():
+                each._wait(array)
+            each._latest.clear()
 
     def close(self) -> None:
         if not self._open:

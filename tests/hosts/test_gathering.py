@@ -90,19 +90,21 @@ def test_all_end_with_0_when_all_have(pods, coordinator):
     assert not coordinator.is_alive()
 
 
-@pytest.mark.parametrize("code", [75, 130, 143])
-def test_ranks_that_have_saved_decide(pods, code, monkeypatch):
-    """Servers that do not end are no reason to wait for long, or for another code."""
-    monkeypatch.setattr(gathering, "UNRELEASED", 0.1)
-    for pod in pods[2:]:
-        pod.end(code)
-    assert verdicts(pods) == {Verdict(code, f"the ranks ended with {code}")}
-
-
-@pytest.mark.parametrize("code", [1, 2, 137])
-def test_a_failure_ends_all_at_once(pods, code):
-    pods[3].end(code)
-    assert verdicts(pods) == {Verdict(code, f"worker 1 ended with {code}")}
+@pytest.mark.parametrize(
+    ("ending", "code", "verdict"),
+    [
+        # Ranks that have saved decide; servers that do not end are no reason to wait for long.
+        *(([2, 3], code, Verdict(code, f"the ranks ended with {code}")) for code in (75, 130, 143)),
+        *(([3], code, Verdict(code, f"worker 1 ended with {code}")) for code in (1, 2, 137)),
+        ([2], 143, Verdict(1, "these had not ended 0.1 s after the first: worker 1")),
+    ],
+)
+def test_how_some_end_decides_how_all_do(pods, ending, code, verdict, monkeypatch):
+    for limit in ("UNRELEASED", "TOGETHER") if len(ending) == 1 else ("UNRELEASED",):
+        monkeypatch.setattr(gathering, limit, 0.1)
+    for number in ending:
+        pods[number].end(code)
+    assert verdicts(pods) == {verdict}
 
 
 @pytest.mark.parametrize("lost", range(1, 4))
@@ -116,12 +118,6 @@ def test_any_pod_that_must_go_lets_all_ranks_save(pods):
     pods[1].member.leaving()
     until(lambda: all(pod.left.is_set() for pod in pods[2:]))
     assert not pods[1].left.is_set() and not pods[0].stopped.is_set()
-
-
-def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(pods, monkeypatch):
-    monkeypatch.setattr(gathering, "TOGETHER", 0.1)
-    pods[2].end(143)
-    assert verdicts(pods) == {Verdict(1, "these had not ended 0.1 s after the first: worker 1")}
 
 
 def test_who_has_not_come_is_named():

@@ -182,32 +182,32 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
 # ------------------------------------------------------------------------------------ a part that fails
 
 
-def test_a_rank_that_does_not_listen_is_killed(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
-        os.kill(pid_of(tmp_path, 1), signal.SIGSEGV)
+HERE, WORKERS = ["localhost slots=2"], ["localhost slots=1"] * 2
+STOPPED = r"had been stopped for \d+ s by a signal and was killed"
+
+
+@pytest.mark.parametrize(
+    ("lines", "action", "options", "strikes", "code", "said"),
+    [
+        (HERE, "stubborn", [], ["1 SEGV"], 139, "rank 1 was killed by SIGSEGV"),  # the other does not listen
+        # The scheduler: tests/comm/test_processes.py.
+        (WORKERS, "sleep", [], ["server KILL"], 137, "server 0 was killed by SIGKILL"),
+        (HERE, "sleep", ["--stopped_timeout", "1"], ["0 STOP"], 147, f"rank 0 {STOPPED}"),
+        # It could not answer the killed rank; its end may be seen first.
+        (WORKERS, "sleep", [], ["server ABRT", "1 KILL"], 137, "rank 1 was killed by SIGKILL"),
+        # Ranks give up by themselves when one is missing for long; the stopped one is the cause.
+        (HERE, "sleep", [], ["1 STOP", "0 ABRT"], 147, f"rank 1 {STOPPED}"),
+    ],
+)
+def test_who_failed_is_named_and_ends_all(tmp_path, lines, action, options, strikes, code, said):
+    with start(tmp_path, lines, [action], *options) as run:
+        for who, number in map(str.split, strikes):
+            pid = until(lambda: run.find_role("server"))[0] if who == "server" else pid_of(tmp_path, int(who))
+            os.kill(pid, signal.Signals[f"SIG{number}"])
         result = run.wait()
-    assert result.returncode == 128 + signal.SIGSEGV, result.describe()
-    assert not is_alive(pid_of(tmp_path, 0))
-
-
-def test_a_server_that_is_killed_ends_the_run(tmp_path):
-    """The scheduler: tests/comm/test_processes.py."""
-    with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
-        (server,) = until(lambda: run.find_role("server"))
-        os.kill(server, signal.SIGKILL)
-        result = run.wait()
-    assert result.returncode == 128 + signal.SIGKILL, result.describe()
-    assert last_line(result) == "launch: server 0 was killed by SIGKILL; ended the run"
-
-
-def test_a_part_that_is_stopped_counts_as_dead(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["sleep"], "--stopped_timeout", "1") as run:
-        os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)
-        result = run.wait()
-    assert result.returncode == 128 + signal.SIGSTOP, result.describe()
-    said = r"launch: rank 0 had been stopped for \d+ s by a signal and was killed; ended the run"
-    assert re.fullmatch(said, last_line(result))
-    assert not is_alive(pid_of(tmp_path, 0))
+    assert result.returncode == code, result.describe()
+    assert re.fullmatch(f"launch: {said}; ended the run", last_line(result))
+    assert not any(is_alive(pid_of(tmp_path, rank)) for rank in (0, 1))
 
 
 def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
@@ -220,27 +220,6 @@ def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
         assert run.poll() is None
         run.signal(signal.SIGTERM)
         assert run.wait().returncode == 143
-
-
-def test_a_killed_rank_is_to_blame_for_a_server_that_could_not_answer_it(tmp_path):
-    """The server's end may be seen first."""
-    with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
-        rank = pid_of(tmp_path, 1)
-        (server,) = until(lambda: run.find_role("server"))
-        os.kill(server, signal.SIGABRT)
-        os.kill(rank, signal.SIGKILL)
-        result = run.wait()
-    assert last_line(result) == "launch: rank 1 was killed by SIGKILL; ended the run", result.describe()
-
-
-def test_who_was_stopped_is_to_blame_for_those_who_gave_up(tmp_path):
-    """Ranks give up by themselves when one is missing for long; the stopped one is the cause."""
-    with start(tmp_path, ["localhost slots=2"], ["sleep"]) as run:
-        os.kill(pid_of(tmp_path, 1), signal.SIGSTOP)
-        os.kill(pid_of(tmp_path, 0), signal.SIGABRT)
-        result = run.wait()
-    assert result.returncode == 128 + signal.SIGSTOP
-    assert "launch: rank 1 had been stopped for" in last_line(result)
 
 
 def test_a_program_that_cannot_be_started(tmp_path):
@@ -274,21 +253,21 @@ def test_signals_reach_the_ranks(tmp_path, number, code):
         assert (tmp_path / f"rank.{rank}.saved").read_text() == arrived
 
 
-def test_servers_end_after_a_signal_too(tmp_path):
-    """Without a word from ranks that never joined them, and sooner than after a run's last step."""
-    with start(tmp_path, ["localhost slots=1"] * 2, ["obey"]) as run:
+@pytest.mark.parametrize(
+    ("lines", "actions", "options", "said"),
+    [
+        # Without a word from ranks that never joined them, and sooner than after a run's last step.
+        (WORKERS, ["obey"], [], "scheduler, server 0 had not ended 5 s after the last rank; ended"),
+        (HERE, ["stubborn"], ["--grace", "0.5"], "rank 0, rank 1 had not ended 0.5 s after SIGTERM; killed"),
+        (HERE, ["sleep", "stubborn"], [], "stopped by SIGTERM"),  # one does not handle signals yet
+    ],
+)
+def test_all_end_after_a_signal(tmp_path, lines, actions, options, said):
+    with start(tmp_path, lines, actions, *options) as run:
         run.signal(signal.SIGTERM)
         result = run.wait()
-    assert result.returncode == 143, result.describe()
-    assert "scheduler, server 0 had not ended 5 s after the last rank; ended" in result.stderr
-
-
-def test_ranks_that_do_not_stop_in_time_are_killed(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["stubborn"], "--grace", "0.5") as run:
-        run.signal(signal.SIGTERM)
-        result = run.wait()
-    assert result.returncode == 143
-    assert "rank 0, rank 1 had not ended 0.5 s after SIGTERM; killed" in result.stderr
+    assert result.returncode == 143 and not result.timed_out, result.describe()
+    assert f"launch: {said}\n" in result.stderr
 
 
 def test_a_second_interrupt_kills_at_once(tmp_path):
@@ -299,14 +278,6 @@ def test_a_second_interrupt_kills_at_once(tmp_path):
         result = run.wait()
     assert result.returncode == 130
     assert "launch: interrupted; killed rank 0, rank 1" in result.stderr
-
-
-def test_a_rank_that_does_not_handle_signals_yet(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["sleep", "stubborn"]) as run:
-        run.signal(signal.SIGTERM)
-        result = run.wait()
-    assert result.returncode == 143 and not result.timed_out
-    assert last_line(result) == "launch: stopped by SIGTERM"
 
 
 def test_a_failure_while_stopping_is_a_failure(tmp_path):
@@ -348,8 +319,6 @@ def test_what_a_part_has_started_ends_with_it(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- bad input
-
-WORKERS = ["localhost slots=1"] * 2
 
 
 @pytest.mark.parametrize(
