@@ -184,19 +184,14 @@ def pretraining_job(plan: Plan, script: str, own: Sequence[str], any_dtype: bool
     place = [] if "--ckpt_dir" in names else ["--ckpt_dir", CKPT_DIR]
     lines: list[Sequence[Word]] = [defaults, computed[:cut], computed[cut:], data, own, place]
     title = "both stages" if len(plan.stages) > 1 else f"stage {plan.stages[0].stage}"
-    comment = [_batches(plan)]
-    if [stage.stage for stage in plan.stages] == [2] and "--init_from" not in names:
-        comment.append("It begins with the parameters of stage 1's last checkpoint in --ckpt_dir.")
-    return Job(title, tuple(comment), script, tuple(map(tuple, lines)))
-
-
-def _batches(plan: Plan) -> str:
-    """A line about the steps of each stage."""
     batches: list[str] = []
     for stage in plan.stages:
         sequences = f"{stage.sequences_per_step:.10g} sequences of {stage.max_seq_length}"
         batches.append(f"{stage.num_steps} {'of' if batches else 'steps of'} {sequences}")
-    return ", then ".join(batches)
+    comment = [", then ".join(batches)]
+    if [stage.stage for stage in plan.stages] == [2] and "--init_from" not in names:
+        comment.append("It begins with the parameters of stage 1's last checkpoint in --ckpt_dir.")
+    return Job(title, tuple(comment), script, tuple(map(tuple, lines)))
 
 
 def write_cluster_job(

@@ -222,11 +222,10 @@ def _watch(
 
 
 class Silence:
-    """Notices a TCP connection whose other end acknowledges nothing for so many seconds."""
+    """Notices a TCP connection whose other end acknowledges nothing for so many seconds. `repetitions` gives
+    those that send something again and again: socket, how often in vain, the other end's address."""
 
     def __init__(self, repetitions: Callable[[], Iterator[tuple[str, int, str]]], seconds: float):
-        """Prepares; `repetitions` gives connections on which something is sent again and again: socket, how
-        often it was in vain, address of the other end."""
         self._repetitions, self.seconds = repetitions, seconds
         self._repeated: dict[str, tuple[float, int]] = {}  # by socket: since when, and how often by now
 

@@ -233,11 +233,10 @@ class Coordinator(threading.Thread):
                 self._note_end(who, int(words[1]))
 
     def _note_end(self, who: tuple[str, int], code: int) -> None:
-        first = not self._ended
         self._ended[who] = code
         if code not in ORDERLY:
             self._end(Verdict(code, f"{_name(who)} ended with {code}"))
-        elif first:
+        elif len(self._ended) == 1:
             self._deadline = time.monotonic() + TOGETHER
         waiting = self._shape.members() - set(self._ended)
         if not waiting:
@@ -280,10 +279,9 @@ class Coordinator(threading.Thread):
 
 
 class Member:
-    """One pod's connection to the coordinator."""
+    """One pod's connection to the coordinator, once it has joined."""
 
     def __init__(self, role: str, index: int, shape: Shape, secret: bytes):
-        """Prepares it; `join` connects."""
         self.role, self.index, self._shape, self._secret = role, index, shape, secret
         self._stream: Stream | None = None
         self.verdict: Verdict | None = None

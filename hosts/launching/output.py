@@ -65,15 +65,10 @@ class Screen:
 
     A thread of its own writes them: a reader that stalls must not keep the launcher from its work. BACKLOG
     bytes wait for the reader, further lines are dropped. `last`: the last two lines with their prefixes.
+    `say` shows a message when the stream fails or lines have been dropped; by default `self.say`.
     """
 
     def __init__(self, stream: IO[bytes], say: Callable[[str], None] | None = None):
-        """Starts the thread.
-
-        Args:
-            stream: for the lines.
-            say: shows a message when the stream fails or lines have been dropped. None: `self.say`.
-        """
         self._stream: IO[bytes] | None = stream
         self._say = say or self.say
         self.last: collections.deque[str] = collections.deque(maxlen=2)
