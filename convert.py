@@ -88,7 +88,12 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     """
     started = time.monotonic()
     _check_output(config)
-    weights = _opened(config)
+    weights = find_described(config.input, "INPUT", config.described)
+    if config.encoder_only:
+        heads = (MASKED_LM, NEXT_SENTENCE)
+        kept = {name: each for name, each in weights.tensors.items() if part_of(name) not in heads}
+        left_out = [name for name in weights.tensors if name not in kept]
+        weights = replace(weights, tensors=kept, ignored=(*weights.ignored, *left_out))
     to = config.to or ("huggingface" if weights.format == "gluonnlp" else "gluonnlp")
     if to == "onnx":
         check_onnx()
@@ -111,17 +116,6 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     finally:
         progress.end()
     return _summary(config, prepared, to, time.monotonic() - started)
-
-
-def _opened(config: ConvertConfig) -> Weights:
-    """The weights, with what the options say of them."""
-    weights = find_described(config.input, "INPUT", config.described)
-    if config.encoder_only:
-        heads = (MASKED_LM, NEXT_SENTENCE)
-        kept = {name: each for name, each in weights.tensors.items() if part_of(name) not in heads}
-        left_out = [name for name in weights.tensors if name not in kept]
-        weights = replace(weights, tensors=kept, ignored=(*weights.ignored, *left_out))
-    return weights
 
 
 def _check_output(config: ConvertConfig) -> None:

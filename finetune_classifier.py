@@ -177,24 +177,15 @@ def read(texts: Texts, config: TextsConfig, tokenizer: TokenizerSettings, folder
             )
     if texts.evaluated:
         first = next(iter(texts.evaluated))
-        sets = tuple(
-            EvaluationSet(
-                "" if name == first else f"{name}_",
-                len(examples),
-                examples.ids,
-                examples.labels,
-                name if name in texts.tests else _file_of_dev(name),
-            )
-            for name, examples in texts.evaluated.items()
-        )
+        sets = []
+        for name, examples in texts.evaluated.items():
+            # Of development sets, "dev", or "m" or "mm" of MNLI, makes dev_m_predictions.
+            file = name if name in texts.tests else f"dev{'' if name == 'dev' else f'_{name}'}_predictions"
+            prefix = "" if name == first else f"{name}_"
+            sets.append(EvaluationSet(prefix, len(examples), examples.ids, examples.labels, file))
         made = featurize(joined(texts.evaluated), tokenizer, length, cores, "--max_seq_length")
-        evaluation = EvaluationTexts(made, sets, texts.labelling, folder)
+        evaluation = EvaluationTexts(made, tuple(sets), texts.labelling, folder)
     return Read(training, evaluation, tuple(messages))
-
-
-def _file_of_dev(name: str) -> str:
-    """The name of a development set's predictions: "dev", or "m" or "mm" of MNLI, makes dev_m_predictions."""
-    return "dev_predictions" if name == "dev" else f"dev_{name}_predictions"
 
 
 SCRIPT = Script(__doc__, "texts", TextsConfig, {"max_seq_length": 128}, check, open_files)

@@ -22,7 +22,7 @@ import os
 import sys
 import zipfile
 from dataclasses import dataclass
-from typing import IO, Any, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -321,7 +321,14 @@ def embed(config: PredictConfig, weights: Weights, asked: Sequence[Question]) ->
     try:
         with replacing(config.output) as file:
             if config.output.endswith(NPZ):
-                _write_npz(file, vectors(), shape)
+                with (  # as numpy.savez does, block by block
+                    zipfile.ZipFile(file, "w") as archive,
+                    archive.open("vectors.npy", "w", force_zip64=True) as array,
+                ):
+                    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(array, header)
+                    for block in vectors():
+                        array.write(block.astype("<f4", copy=False).tobytes())
             else:
                 for block in vectors():  # nine digits, from which float32 can be restored
                     np.savetxt(file, block, fmt="%.9g", delimiter="\t")
@@ -329,15 +336,6 @@ def embed(config: PredictConfig, weights: Weights, asked: Sequence[Question]) ->
         progress.end()
     what = f"layer {layer} of {weights.config.layers}, {config.pooling}"
     return f"{config.output}: {shape[0]:,} vectors of {shape[1]:,} numbers, {what}"
-
-
-def _write_npz(file: IO[bytes], blocks: Iterator[np.ndarray], shape: tuple[int, int]) -> None:
-    """As numpy.savez does, block by block."""
-    with zipfile.ZipFile(file, "w") as archive, archive.open("vectors.npy", "w", force_zip64=True) as array:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(array, header)
-        for block in blocks:
-            array.write(block.astype("<f4", copy=False).tobytes())
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:

@@ -28,7 +28,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Mapping, NoReturn, Sequence
+from typing import Mapping, Sequence
 
 if __name__ == "__main__":
     # The toolkit has a link to this file in a folder of its own, and may run it through another module.
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment = {**os.environ, **variables}
     model_dir = os.environ.get("SM_MODEL_DIR")
     if launched_rank(os.environ) or not model_dir:
-        _become(command, environment)
+        sys.stdout.flush()
+        os.execve(command[0], command, environment)
     code = _run(command, environment)
     if code == 0:
         copy_model(command[command.index(CKPT_DIR) + 1], model_dir)
@@ -149,11 +150,6 @@ def _with_channels(flag: str, value: str, environ: Mapping[str, str]) -> str:
             piece = f"{folder}{slash}{rest}"
         pieces.append(piece)
     return ",".join(pieces)
-
-
-def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    sys.stdout.flush()
-    os.execve(command[0], list(command), dict(environment))
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -10,7 +10,6 @@ step             command: a training step, against Hugging Face on PyTorch and G
 work             sizes and matrix products of that step
 trainings        settings and batches of trainings in files, and the steps that all workers make of them
 finetune         command: fine-tuning, scores over seeds and speed, against Hugging Face on PyTorch
-finetune_data    questions and sentence pairs to its batches
 latency          command: answers, one call after the other, against PyTorch and onnxruntime
 pretraining      command: the same pretraining, losses and time, against Hugging Face on PyTorch
 loader           command: batches, against GluonNLP's raw path

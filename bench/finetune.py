@@ -28,23 +28,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
+from dataclasses import replace
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from base import machine
 from base.command_line import count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.tables import Row, Table, terminal
-from bench.finetune_data import SIZES, read_split, shown_sizes, write_cases, write_evaluation, write_trainings
 from bench.harness import (
     Measurement,
     Spread,
+    begin,
     default_text,
-    end_at,
     finish,
     in_turns,
     note,
@@ -54,42 +52,59 @@ from bench.harness import (
     write_questions,
 )
 from bench.trainings import (
+    ANSWERS,
     CASES,
     EVALUATION,
+    FULL,
+    FULL_ANSWERS,
     INITIAL_STDEV,
     LIMIT,
     LOSSES,
     MODEL,
     MODULES,
     OURS,
+    PAIRS,
     SHORT,
     TITLES,
     TORCH,
+    WINDOWS,
     WITHOUT_PADDING,
     Settings,
     logits_name,
     read_batches,
     training_name,
+    write_batches,
     write_settings,
 )
 from bench.work import DTYPES, native_dtypes
-from bench.workers import NO_TORCH, ROOT, Contestants
+from bench.workers import Contestants
 from bert.configuration import named_config
 from bert.weights.bare_params import distinct_shapes
 from bert.weights.exporting import export
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Tensor, Weights
+from data.classification.examples import Examples
+from data.classification.features import featurize
+from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
 from data.questions.answers import AnswerSettings
 from data.questions.cloze import split_documents
-from data.questions.windows import QuestionBatch, make_windows
+from data.questions.squad_files import SCORE, TRAIN, Questions, read_questions
+from data.questions.windows import QuestionBatch, Windows, WindowSettings, collate, make_windows
 from data.text.corpus import documents
+from data.text.sentences import split_sentences
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from tasks.seeds import FEWEST_SEEDS, compare_models, summarize
 from tasks.squad.examples import Asked, EvaluationWindows, Scoring
 from training.entry import exit_code
 
+SIZES = WindowSettings()  # Google's: 384, 128, 64
+BATCH, EVALUATED = 12, 24  # windows of a training step, of an evaluation's batch
+FULL_BATCH = 8
+STEPS = 2  # of a case
+PAIR_BATCH, PAIR_TOKENS = 32, 128
+GROUPING = Grouping(max_length=SIZES.max_seq_length)
 SCORES = ("f1", "exact_match")
 WARM_UPS = 1
 Figures = Mapping[str, Any]
@@ -128,14 +143,117 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     )
     train, asked = read_split(*files, options.version_2)
     windows = make_windows(asked, tokenizer, SIZES)
-    write_evaluation(folder, windows)
-    taught, seeds = make_windows(train, tokenizer, SIZES, training=True), list(range(options.seeds))
-    num_steps = write_trainings(folder, taught, seeds, options.epochs)
-    settings = Settings(num_steps, seeds, options.lr, options.dropout)
+    evaluation = EvaluationOrder(windows.lengths, EVALUATED, 0, 1, grouping=GROUPING)
+    write_batches(folder, EVALUATION, [collate(windows, *rows)._asdict() for rows in evaluation.batches()])
+    taught, seeds, num_steps = make_windows(train, tokenizer, SIZES, training=True), range(options.seeds), 0
+    for seed in seeds:  # by length, in an order of the seed
+        order = TrainingOrder(taught.lengths, min(BATCH, len(taught)), seed, 0, 1, GROUPING)
+        num_steps = order.num_steps(options.epochs)
+        batches = [collate(taught, *order.micro_batches(step)[0]) for step in range(num_steps)]
+        write_batches(folder, training_name(seed), [each._asdict() for each in batches])
+    settings = Settings(num_steps, list(seeds), options.lr, options.dropout)
     write_settings(folder, settings)
     tokens = write_cases(folder, train, taught, tokenizer)
-    sizes = f"{weights.config.description}; {shown_sizes(train, asked, num_steps)}"
+    articles = [len(np.unique(each.article_of)) for each in (train, asked)]
+    said = [f"{count} article{'s' if count != 1 else ''}" for count in articles]
+    sizes = (
+        f"{weights.config.description}; {len(train)} questions of {said[0]} to train on, {num_steps} steps "
+        f"of {BATCH}; {len(asked)} of {said[1]} to evaluate on"
+    )
     return Work(folder, settings, Asked(asked, windows), tokens, sizes)
+
+
+def read_split(train_file: str, dev_file: str | None, version_2: bool) -> tuple[Questions, Questions]:
+    """Questions to train on and to evaluate on; without `dev_file` the last article of the other is held out.
+
+    Without `version_2` those that have no answer are left out. Raises InputError as `read_questions`, and
+    where one article would have to be divided.
+    """
+    train = read_questions(train_file, "--train_file", TRAIN, first_gold=True)
+    asked = read_questions(dev_file or train_file, "--dev_file" if dev_file else "--train_file", SCORE)
+    if not dev_file:
+        last = max(asked.article_of)
+        if min(train.article_of) == last:
+            raise InputError(f"{train.name}: it has one article; give --dev_file to evaluate on")
+        train = train.select(np.flatnonzero(train.article_of != last))
+        asked = asked.select(np.flatnonzero(asked.article_of == last))
+    if not version_2:
+        train, asked = (
+            replace(each.select(np.flatnonzero(each.answerable)), version_2=False) for each in (train, asked)
+        )
+    if not len(train) or not len(asked):
+        raise InputError(f"{train.name}: no questions with answers; --version_2 takes the others too")
+    return train, asked
+
+
+def write_cases(
+    folder: str, train: Questions, windows: Windows, tokenizer: TokenizerSettings
+) -> dict[str, int]:
+    """Writes the batches of the cases, from questions drawn at random; returns their tokens without padding,
+    by the name of the case. `windows`: of the questions `train`."""
+    generator = np.random.default_rng(0)
+    full = _full(windows, generator)
+    cases = {
+        FULL: [full],
+        FULL_ANSWERS: STEPS * [full],
+        WINDOWS: _sample(windows, BATCH, generator),
+        ANSWERS: _sample(windows, EVALUATED, generator),
+        PAIRS: _pairs(train, tokenizer, generator),
+    }
+    for name, batches in cases.items():
+        write_batches(folder, name, [each._asdict() for each in batches])
+    return {name: sum(int(each.valid_lengths.sum()) for each in batches) for name, batches in cases.items()}
+
+
+def _drawn(count: int, wanted: int, generator: np.random.Generator) -> np.ndarray:
+    """Numbers below `count`, each once where there are enough."""
+    times = -(-wanted // count)
+    return np.concatenate([generator.permutation(count) for _ in range(times)])[:wanted]
+
+
+def _by_length(lengths: np.ndarray, batch_size: int) -> list[tuple[np.ndarray, int]]:
+    """Examples in batches of similar lengths, as training groups them, and the lengths they are padded to."""
+    order = np.argsort(-lengths, kind="stable")
+    parts = [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
+    return [(part, -(-int(lengths[part[0]]) // 8) * 8) for part in parts]
+
+
+def _sample(windows: Windows, batch_size: int, generator: np.random.Generator) -> list[QuestionBatch]:
+    chosen = _drawn(len(windows), STEPS * batch_size, generator)
+    batches = _by_length(windows.lengths[chosen], batch_size)
+    return [collate(windows, chosen[part], padded) for part, padded in batches]
+
+
+def _full(windows: Windows, generator: np.random.Generator) -> QuestionBatch:
+    """Windows without padding: the contexts of the longest ones, again and again."""
+    longest = np.argsort(-windows.lengths, kind="stable")[:FULL_BATCH]
+    chosen = longest[_drawn(len(longest), FULL_BATCH, generator)]
+    batch = collate(windows, chosen, SIZES.max_seq_length)
+    ids, segments = batch.input_ids.copy(), batch.segment_ids.copy()
+    for row, valid in enumerate(batch.valid_lengths.tolist()):
+        missing = SIZES.max_seq_length - valid
+        body = ids[row, 1 : valid - 1]
+        ids[row, valid - 1 : -1] = np.resize(body, missing)
+        ids[row, -1] = batch.input_ids[row, valid - 1]
+        segments[row, valid - 1 :] = 1
+    lengths = np.full(len(chosen), SIZES.max_seq_length, np.int32)
+    return batch._replace(input_ids=ids, segment_ids=segments, valid_lengths=lengths)
+
+
+def _pairs(train: Questions, tokenizer: TokenizerSettings, generator: np.random.Generator) -> list[Any]:
+    """Questions with a sentence of their context, as in QNLI; the label says whether it holds the answer."""
+    first, second, labels = [], [], []
+    for number in _drawn(len(train), STEPS * PAIR_BATCH, generator).tolist():
+        sentences = list(split_sentences(train.contexts[train.context_of[number]]))
+        sentence = sentences[int(generator.integers(len(sentences)))]
+        answer = train.answer(number)
+        first.append(train.texts[number])
+        second.append(sentence)
+        labels.append(int(not (answer and answer in sentence)))
+    names = [str(number) for number in range(len(first))]
+    examples = Examples("pairs", first, second, np.array(labels, np.int32), names)
+    features = featurize(examples, tokenizer, PAIR_TOKENS)
+    return [features.collate(*each) for each in _by_length(features.lengths(), PAIR_BATCH)]
 
 
 def random_weights(model: str, vocabulary: Sequence[str], seed: int = 0, heads: bool = False) -> Weights:
@@ -285,10 +403,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = _options(arguments)
-    end_at(signal.SIGTERM)  # with all workers
-    here = machine.describe(ROOT)
+    here = begin(options)
     dtypes = options.dtypes or native_dtypes(here)
-    print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
     if options.score_dtype not in (None, *dtypes):
         raise InputError(f"--score_dtype {options.score_dtype}: name it in --dtypes too")
     results, failed = [], False
@@ -299,10 +415,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
             with Contestants() as contestants:
-                for key, python in ((OURS, sys.executable), (TORCH, options.torch_python)):
-                    if python is not None:
-                        words = [python, "-m", MODULES[key], "finetune", folder, dtype]
-                        contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
+                for key in (OURS, TORCH):
+                    name, words = f"{TITLES[key]} ({dtype})", ["finetune", folder, dtype]
+                    contestants.start(key, name, MODULES[key], words, options.torch_python)
                 if dtype == (options.score_dtype or dtypes[0]):
                     first = {key: contestants.step(key, LIMIT, LOSSES) for key in contestants.keys}
                     losses = {key: each["losses"] for key, each in first.items() if each is not None}
@@ -316,8 +431,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{terminal(shown)}\n", flush=True)
             failed |= bool(contestants.left_out)
             results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
-    if options.torch_python is None:
-        print(NO_TORCH)
     figures = {"machine": here, "work": work.sizes, "losses": losses, "scores": scores}
     finish(options, {**figures, "threads": options.threads, "speed": results})
     return 1 if failed else 0

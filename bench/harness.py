@@ -13,11 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
 
+from base import machine
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
 from base.files import replacing
 from base.threads import set_threads
-from bench.workers import find_torch_python
+from bench.workers import KEEPS_MEMORY, NO_TORCH, ROOT, find_torch_python
 from data.embedded import build as build_embedded
 from data.questions.cloze import ClozeSettings, make_questions
 from data.text.corpus import expand_inputs
@@ -143,8 +144,22 @@ class Measurement(OptionParser):
         return options
 
 
+def begin(options: argparse.Namespace) -> dict[str, Any]:
+    """Prints what contestants are measured on, and returns the machine's description. From now on SIGTERM
+    ends this process with all workers."""
+    end_at(signal.SIGTERM)
+    here = machine.describe(ROOT)
+    kept = " ".join(f"{name}={value}" for name, value in KEEPS_MEMORY.items())
+    heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads; peers also {kept}"
+    print(heading + f"; load before the start {here['load_before']}\n", flush=True)
+    return here
+
+
 def finish(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
-    """Writes the figures where --json has them, and prints what those of --quick are good for."""
+    """Writes the figures where --json has them, and prints what was left out without PyTorch, and what those
+    of --quick are good for."""
+    if getattr(options, "torch_python", "") is None:
+        print(NO_TORCH)
     if options.json:
         write_figures(options.json, {"quick": options.quick, **figures})
     if options.quick:

@@ -17,18 +17,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
 import tempfile
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from base import machine
 from base.command_line import positive_int
 from base.tables import Row, Table, terminal
 from bench.finetune import random_weights
-from bench.harness import Measurement, end_at, finish, ratios, spread, take_rounds
+from bench.harness import Measurement, Spread, begin, finish, ratios, spread, take_rounds
 from bench.trainings import (
     LATENCY,
     LIMIT,
@@ -37,13 +35,12 @@ from bench.trainings import (
     ONNX,
     OURS,
     TITLES,
-    TORCH,
     Settings,
     write_batches,
     write_settings,
 )
 from bench.work import DTYPES, VOCABULARY, native_dtypes
-from bench.workers import NO_TORCH, ROOT, Contestants
+from bench.workers import Contestants
 from bert.weights.exporting import export
 from data.questions.windows import QuestionBatch
 from data.tokenizing.vocab import SPECIAL_TOKENS
@@ -99,7 +96,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """The rows for people."""
     shown = []
     for row in rows:
-        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**row["to_ours"]) if "to_ours" in row else ""
+        ratio = Spread(**row["to_ours"]).shown(2) if "to_ours" in row else ""
         times = [f"{row[name]:.1f}" for name in ("median_ms", "of_99_percent_ms")]
         shown.append(Row([row["size"], TITLES[row["contestant"]], *times, ratio]))
     head = ("sequences x tokens", "", "median, ms", "99% within, ms", "to ours")
@@ -127,25 +124,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 where a contestant failed."""
     options = _options(arguments)
-    end_at(signal.SIGTERM)  # with all workers
-    here, results, failed = machine.describe(ROOT), [], False
-    print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
-    pythons = {OURS: sys.executable, TORCH: options.torch_python, ONNX: sys.executable}
+    here, results, failed = begin(options), [], False
     options.dtypes = options.dtypes or native_dtypes(here)
     with tempfile.TemporaryDirectory() as folder:
         prepare(options, folder)
         for dtype in options.dtypes:
             with Contestants() as contestants:
-                for key, python in pythons.items():
-                    if python is not None and (key != ONNX or dtype == "float32"):
-                        words = [python, "-m", MODULES[key], LATENCY, folder, dtype, *options.sizes]
-                        contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
+                words = [LATENCY, folder, dtype, *options.sizes]
+                for key, module in MODULES.items():
+                    if key != ONNX or dtype == "float32":
+                        name = f"{TITLES[key]} ({dtype})"
+                        contestants.start(key, name, module, words, options.torch_python)
                 rows = [row for size in options.sizes for row in measure(contestants, size, options.rounds)]
                 failed |= contestants.failed
             print(f"{terminal(table(rows, f'{options.model}, {dtype}'))}\n", flush=True)
             results.append({"dtype": dtype, "rows": rows, "facts": contestants.facts})
-    if options.torch_python is None:
-        print(NO_TORCH)
     finish(options, {"machine": here, "model": options.model, "threads": options.threads, "latency": results})
     return 1 if failed else 0
 

@@ -22,18 +22,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import signal
 import sys
 import tempfile
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from base import machine
 from base.command_line import path_name, positive, positive_int
 from base.files import replacing
 from bench.finetune import random_weights
-from bench.harness import Measurement, end_at, finish, given_text, in_turns, note
+from bench.harness import Measurement, begin, finish, given_text, in_turns, note
 from bench.trainings import (
     BEGIN,
     EVALUATION,
@@ -49,7 +47,7 @@ from bench.trainings import (
     write_batches,
     write_settings,
 )
-from bench.workers import NO_TORCH, ROOT, Contestants
+from bench.workers import Contestants
 from bert.weights.exporting import export
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
@@ -133,10 +131,9 @@ def _write(folder: str, name: str, batches: PretrainingBatches, most: int) -> No
 
 def measure(settings: Settings, folder: str, torch_python: str | None) -> tuple[Trainings, Contestants]:
     """Trains all seeds of ours and seed 0 of the peer, a chunk in turns."""
-    chosen = {f"{OURS}-{seed}": (OURS, seed, sys.executable) for seed in settings.seeds}
-    if torch_python is not None:
-        chosen[f"{TORCH}-0"] = TORCH, 0, torch_python
-    titles = {key: _title(name, seed) for key, (name, seed, _) in chosen.items()}
+    trained = [*((OURS, seed) for seed in settings.seeds), (TORCH, 0)]
+    chosen = {f"{name}-{seed}": (name, seed) for name, seed in trained}
+    titles = {key: _title(*each) for key, each in chosen.items()}
     found = {key: Training([], [], []) for key in chosen}
 
     def take(key: str, request: str) -> None:
@@ -147,9 +144,8 @@ def measure(settings: Settings, folder: str, torch_python: str | None) -> tuple[
             found[key].seconds.append(answer["seconds"])
 
     with Contestants() as running:
-        for key, (name, seed, python) in chosen.items():
-            words = [python, "-m", MODULES[name], PRETRAINING, folder, str(seed)]
-            running.start(key, titles[key], words, name != OURS)
+        for key, (name, seed) in chosen.items():
+            running.start(key, titles[key], MODULES[name], [PRETRAINING, folder, str(seed)], torch_python)
             take(key, BEGIN)
             found[key].seconds.clear()
         for number in range(settings.chunks):
@@ -161,7 +157,7 @@ def measure(settings: Settings, folder: str, torch_python: str | None) -> tuple[
         running.end()
     trainings: dict[str, dict[int, Training]] = {}
     for key in running.keys:
-        name, seed, _ = chosen[key]
+        name, seed = chosen[key]
         trainings.setdefault(name, {})[seed] = found[key]
     return trainings, running
 
@@ -275,10 +271,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 where a contestant failed."""
     options = _options(arguments)
-    end_at(signal.SIGTERM)  # with all workers
     settings = Settings(options.steps, list(range(options.seeds)), options.lr, chunk=options.chunk)
-    here = machine.describe(ROOT)
-    print(f"{machine.line(here)}\nevery contestant has {options.threads} threads", flush=True)
+    here = begin(options)
     with tempfile.TemporaryDirectory() as folder:
         print(prepare(options, settings, folder), flush=True)
         trainings, running = measure(settings, folder, options.torch_python)
@@ -289,7 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{TITLES[name]}, seed {seed}: held-out loss {training.held_out[0]:.3f} to "
                 f"{training.held_out[-1]:.3f} in {sum(training.seconds):.1f} s"
             )
-    print("\n".join(lines_of(figures) if figures else [NO_TORCH]), flush=True)
+    if figures:
+        print("\n".join(lines_of(figures)), flush=True)
     if options.plot:
         plot(options.plot, trainings, settings)
     curves = {

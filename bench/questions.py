@@ -30,7 +30,7 @@ from bench.question_loop import best_answers, features, hugging_face, mean_f1
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.score import score_v2
 from data.questions.squad_files import Questions, read_questions
-from data.questions.windows import Windows, WindowSettings, collate, make_windows
+from data.questions.windows import WindowSettings, collate, make_windows
 from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, load_vocab
@@ -52,16 +52,6 @@ def repeated(questions: Questions, wanted: int) -> Questions:
         contexts=every.contexts * times,
         context_of=every.context_of + time_of * len(every.contexts),
     )
-
-
-def random_logits(windows: Windows, seed: int) -> Logits:
-    """Normally distributed logits of all windows."""
-    logits = Logits(windows)
-    generator = np.random.default_rng(seed)
-    for store in (logits.start, logits.end):
-        store[:] = generator.normal(scale=3.0, size=len(store))
-    logits.filled[:] = 1
-    return logits
 
 
 def ours(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
@@ -108,8 +98,11 @@ def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[
     Raises RuntimeError where the two differ in more than a hundredth of the null odds (in the n-best of
     windows with too few logits of the context among the largest they may), or in the number of windows.
     """
-    windows = make_windows(questions, TokenizerSettings(vocab), SIZES)
-    logits = random_logits(windows, 0)
+    logits = Logits(make_windows(questions, TokenizerSettings(vocab), SIZES))
+    generator = np.random.default_rng(0)
+    for store in (logits.start, logits.end):
+        store[:] = generator.normal(scale=3.0, size=len(store))
+    logits.filled[:] = 1
     contestants = {"loop": loop, "ours": ours}
     results: dict[str, list[float]] = {}
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import signal
 import statistics
 import sys
 import time
@@ -37,9 +36,10 @@ from base import machine
 from base.command_line import positive_int
 from base.memory import available_bytes
 from base.tables import Row, Table, terminal
-from bench.harness import Measurement, Round, Spread, end_at, finish, note, ratios, spread, take_rounds
+from bench import workers
+from bench.harness import Measurement, Round, Spread, begin, finish, note, ratios, spread, take_rounds
 from bench.work import BATCHES, DTYPES, MODELS, SPLIT, VOCABULARY, Work, native_dtypes
-from bench.workers import KEEPS_MEMORY, NO_TORCH, ROOT, Contestants
+from bench.workers import Contestants
 from bert import memory
 from training.entry import exit_code
 
@@ -55,22 +55,18 @@ class Contestant(NamedTuple):
     """A worker, by its key on the command line."""
 
     title: str
-    module: str
+    module: str = workers.OURS
     trains: bool = True  # False: matrix products alone
-
-    @property
-    def needs_torch(self) -> bool:
-        return self.module == "bench.peer_torch"
 
 
 CONTESTANTS = {
-    OURS: Contestant("ours", "bench.ours"),
-    "ours_mxnet": Contestant("ours, MXNet's operators", "bench.ours"),
-    "torch": Contestant("Hugging Face on PyTorch", "bench.peer_torch"),
-    "torch_masked": Contestant("the same, masked positions", "bench.peer_torch"),
-    "torch_high": Contestant("PyTorch, matmul precision high", "bench.peer_torch"),
+    OURS: Contestant("ours"),
+    "ours_mxnet": Contestant("ours, MXNet's operators"),
+    "torch": Contestant("Hugging Face on PyTorch", workers.TORCH),
+    "torch_masked": Contestant("the same, masked positions", workers.TORCH),
+    "torch_high": Contestant("PyTorch, matmul precision high", workers.TORCH),
     "gluonnlp": Contestant("GluonNLP", "bench.peer_gluonnlp"),
-    PRODUCTS: Contestant("our matrix products alone", "bench.ours", trains=False),
+    PRODUCTS: Contestant("our matrix products alone", trains=False),
 }
 # A large model's step takes long, and the peers differ there as they do on a small one.
 DEFAULTS = {"large": (OURS, "torch", "gluonnlp", PRODUCTS)}
@@ -87,15 +83,6 @@ class Session(NamedTuple):
     rounds: list[dict[str, float]]
     idle_cpu: float
     idle_wall: float
-
-
-def command(key: str, work: Work, torch_python: str | None) -> list[str]:
-    """The worker's command line; ValueError where it needs torch and there is none."""
-    contestant = CONTESTANTS[key]
-    if contestant.needs_torch and torch_python is None:
-        raise ValueError("no environment with torch")
-    python = torch_python if contestant.needs_torch else sys.executable
-    return [str(python), "-m", contestant.module, "step", key, *work.words]
 
 
 def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[list[str]]:
@@ -139,8 +126,7 @@ def run_session(
     with Contestants() as running:
         for key in keys:
             name = f"{CONTESTANTS[key].title} ({work})"
-            peer = CONTESTANTS[key].module != CONTESTANTS[OURS].module
-            running.start(key, name, command(key, work, torch_python), peer)
+            running.start(key, name, CONTESTANTS[key].module, ["step", key, *work.words], torch_python)
             answers = [running.step(key) for _ in range(warm_ups)]
             warm = [answer["seconds"] for answer in answers if answer is not None]
             if key in running.keys:
@@ -250,8 +236,6 @@ def table(result: Mapping[str, Any]) -> Table:
     """A result for people; `result` as in the JSON file."""
     rows = []
     for key, figures in result["contestants"].items():
-        if "step_s" not in figures:
-            continue
         ratio, trains = figures.get("to_ours"), CONTESTANTS[key].trains
         of_peak = f" ({figures['of_peak']:.0%})" if "of_peak" in figures else ""
         cells = [CONTESTANTS[key].title, Spread(**figures["step_s"]).shown(3)]
@@ -300,17 +284,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    end_at(signal.SIGTERM)  # with all workers
-    here = machine.describe(ROOT)
+    here = begin(options)
     dtypes = options.dtypes or native_dtypes(here)
-    kept = " ".join(f"{name}={value}" for name, value in KEEPS_MEMORY.items())
-    heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads; peers also {kept}"
-    print(heading + f"; load before the start {here['load_before']}\n", flush=True)
     results, sound = [], True
     for work in itertools.starmap(Work, itertools.product(options.models, options.lengths, dtypes)):
         keys = options.contestants or list(DEFAULTS.get(work.model, DEFAULT))
         if options.torch_python is None:
-            keys = [key for key in keys if not CONTESTANTS[key].needs_torch]
+            keys = [key for key in keys if CONTESTANTS[key].module != workers.TORCH]
         if not keys:
             continue
         try:
@@ -321,8 +301,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(result)
         sound &= whole
         print(terminal(table(result)) + "\n", flush=True)
-    if options.torch_python is None:
-        print(NO_TORCH)
     if set(DTYPES) - set(dtypes) and not options.dtypes:
         print(
             "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"

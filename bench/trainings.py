@@ -22,13 +22,14 @@ from typing import Any, Callable, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
+from bench import workers
 from bench.workers import ReadResults, Results, Steps, TakeStep, nothing
 
 Arrays = Mapping[str, np.ndarray]
 ReadLosses = Callable[[], Sequence[float]]
 OURS, TORCH, ONNX = "ours", "torch", "onnx"
 TITLES = {OURS: "ours", TORCH: "PyTorch", ONNX: "onnxruntime"}
-MODULES = {OURS: "bench.ours", TORCH: "bench.peer_torch", ONNX: "bench.peer_onnx"}
+MODULES = {OURS: workers.OURS, TORCH: workers.TORCH, ONNX: "bench.peer_onnx"}
 SETTINGS, MODEL, EVALUATION = "settings.json", "model", "evaluation"
 LIMIT = 1800.0  # seconds of a training, or of a part of one
 INITIAL_STDEV = 0.02  # of a head's weights

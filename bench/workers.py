@@ -32,6 +32,7 @@ from base.memory import peak_of
 from base.processes import kill_group
 
 ROOT = Path(__file__).resolve().parent.parent
+OURS, TORCH = "bench.ours", "bench.peer_torch"  # modules of workers
 SET_UP_LIMIT = 300.0  # seconds
 STEP_LIMIT = 300.0
 END_LIMIT = 20.0
@@ -235,11 +236,17 @@ class Contestants:
         """Those that take part."""
         return list(self._workers)
 
-    def start(self, key: str, name: str, command: Sequence[str], peer: bool) -> None:
-        """Starts a worker in this project's folder, a peer with a malloc that keeps its memory; returns when
-        it is ready or left out."""
-        environ = {**os.environ, **KEEPS_MEMORY} if peer else os.environ
-        self._workers[key] = worker = Worker(name, command, environ)
+    def start(self, key: str, name: str, module: str, words: Sequence[str], torch_python: str | None) -> None:
+        """Adds a worker that is a module of this package, a peer with a malloc that keeps its memory. One on
+        PyTorch runs in the interpreter `torch_python`, and not at all where that is None."""
+        python = torch_python if module == TORCH else sys.executable
+        if python is not None:
+            environ = os.environ if module == OURS else {**os.environ, **KEEPS_MEMORY}
+            self.add(key, Worker(name, [python, "-m", module, *words], environ))
+
+    def add(self, key: str, worker: Worker) -> None:
+        """Takes a worker in; returns when it is ready or left out."""
+        self._workers[key] = worker
         facts = self._guarded(key, worker.wait_until_ready)
         if facts is not None:
             self.facts[key] = facts

@@ -115,28 +115,27 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
     content = _read(path, source)
     _check_fixed(content, _FIXED, source)  # first: sizes have other names in the files of other models
     sizes: dict[str, Any] = {field: _size(content, key, source) for key, field in _SIZES.items()}
-    config = BertConfig(**sizes, epsilon=_epsilon(content, source), tied=_tied(content, source))
+    tied = content.get(_TIED, True)
+    if not isinstance(tied, bool):
+        raise InputError(f"{source}: {_TIED} is {_shown(tied)}, not true or false")
+    config = BertConfig(**sizes, epsilon=_epsilon(content, source), tied=tied)
     if config.units % config.heads:
         raise InputError(
             f"{source}: num_attention_heads {config.heads} do not divide hidden_size {config.units}"
         )
     _check_fixed(content, {"embedding_size": (config.units,)}, source)
-    hidden_act, gelu_open = _activation(content, source)
-    if _GELU_FORM in content:
-        config, gelu_open = replace(config, activation=_gelu_form(content, hidden_act, source)), False
-    elif not gelu_open:
-        config = replace(config, activation=_FORMS.get(hidden_act, "erf"))
+    hidden_act, activation = _activation(content, source)
     known = {*_SIZES, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
     rate = (source, "from 0 to below 1", lambda each: 0 <= each < 1)
     return ConfigFile(
-        config=config,
+        config=replace(config, activation=activation or "erf"),
         vocab_size=None if content.get("vocab_size") is None else _size(content, "vocab_size", source),
         unknown_keys=tuple(key for key in content if key not in known),
         dropout=_number(content, "hidden_dropout_prob", *rate),
         attention_dropout=_number(content, "attention_probs_dropout_prob", *rate),
         initial_stdev=_number(content, "initializer_range", source, "above 0", lambda each: 0 < each < 1e3),
         hidden_act=hidden_act,
-        gelu_open=gelu_open,
+        gelu_open=activation is None,
     )
 
 
@@ -181,13 +180,6 @@ def _epsilon(content: Mapping[str, Any], source: str) -> float:
     return float(values.pop())
 
 
-def _tied(content: Mapping[str, Any], source: str) -> bool:
-    value = content.get(_TIED, True)
-    if not isinstance(value, bool):
-        raise InputError(f"{source}: {_TIED} is {_shown(value)}, not true or false")
-    return value
-
-
 def _check_fixed(content: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], source: str) -> None:
     for key, accepted in fixed.items():
         if key in content and not any(_same(content[key], value) for value in accepted):
@@ -196,24 +188,23 @@ def _check_fixed(content: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]
             )
 
 
-def _activation(content: Mapping[str, Any], source: str) -> tuple[str, bool]:
-    """hidden_act, and whether it leaves open which form of GELU that is."""
+def _activation(content: Mapping[str, Any], source: str) -> tuple[str, str | None]:
+    """hidden_act, and the activation; None where the file leaves open which form of GELU that is."""
     name = content.get("hidden_act", _GELU)
     if name != _GELU and not (isinstance(name, str) and name in _FORMS):
         raise InputError(
             f"{source}: hidden_act is {_shown(name)}, and this code has {', '.join([_GELU, *_FORMS])} only"
         )
-    return name, name == _GELU and not any(key in content for key in _HUGGING_FACE)
-
-
-def _gelu_form(content: Mapping[str, Any], hidden_act: str, source: str) -> str:
-    form = content[_GELU_FORM]
-    if form not in GELU_FORMS or form != _FORMS.get(hidden_act, form):
-        raise InputError(
-            f"{source}: {_GELU_FORM} is {_shown(form)}; it is {' or '.join(GELU_FORMS)}, and with hidden_act "
-            f"{hidden_act} {_FORMS.get(hidden_act, 'either')}"
-        )
-    return str(form)
+    if _GELU_FORM in content:
+        form = content[_GELU_FORM]
+        if form not in GELU_FORMS or form != _FORMS.get(name, form):
+            raise InputError(
+                f"{source}: {_GELU_FORM} is {_shown(form)}; it is {' or '.join(GELU_FORMS)}, and with "
+                f"hidden_act {name} {_FORMS.get(name, 'either')}"
+            )
+        return name, str(form)
+    is_open = name == _GELU and not any(key in content for key in _HUGGING_FACE)
+    return name, None if is_open else _FORMS.get(name, "erf")
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -61,7 +61,11 @@ class FusedBert(mx.gluon.HybridBlock):
             self._reg_params[name] = parameter
         # Names of weights that are multiplied together -> their copy in the layout that the products want.
         self._packed: dict[tuple[str, ...], mx.gluon.Parameter] = {}
-        for weights in [*self._multiplied(), *((name,) for name in head_products)]:
+        products: list[tuple[str, ...]] = []
+        for cell in map(_cell, range(self.part.begin, self.part.end)):
+            products.append(_projections(cell, ".weight"))
+            products += [(f"{cell}{name}.weight",) for name in ("proj", "ffn.ffn_1", "ffn.ffn_2")]
+        for weights in [*products, *((name,) for name in head_products)]:
             pack = self._pack([parameters[name].data() for name in weights])
             packed = _Packed(
                 f"{self.prefix}packed{len(self._packed)}",
@@ -71,15 +75,6 @@ class FusedBert(mx.gluon.HybridBlock):
             packed.initialize(ctx=mx.cpu())
             self._packed[weights] = packed
             self._reg_params["packed " + weights[0]] = packed
-
-    def _multiplied(self) -> list[tuple[str, ...]]:
-        """Names of the weights of each product in the layers."""
-        groups = []
-        for index in range(self.part.begin, self.part.end):
-            cell = _cell(index)
-            groups.append(_projections(cell, ".weight"))
-            groups += [(f"{cell}{name}.weight",) for name in ("proj", "ffn.ffn_1", "ffn.ffn_2")]
-        return groups
 
     def _pack(self, weights: list[mx.nd.NDArray], out: mx.nd.NDArray | None = None) -> mx.nd.NDArray:
         return mx.nd.bert_pack(*weights, num_weights=len(weights), dtype=self._dtype, out=out)
@@ -314,7 +309,10 @@ class Layers:
         context, x = (
             self.F.bert_gather(each, positions, *places, first=1, packed=len(places)) for each in (context, x)
         )
-        return self._add_norm(f"{cell}proj", context, x, f"{cell}layer_norm")
+        return self.F.bert_add_norm(
+            self.product(context, f"{cell}proj"), self.weights[f"{cell}proj.bias"], x,
+            *self._norm(f"{cell}layer_norm"), self._mode, **self._dropout, **self._eps,
+        )[0]  # fmt: skip
 
     def product(self, x: Any, name: str) -> Any:
         """x W^T without the bias, which the next operator adds."""
@@ -327,12 +325,6 @@ class Layers:
     def layer_norm(self, x: Any, name: str) -> Any:
         """LayerNorm over the last axis."""
         return self.F.bert_layer_norm(x, *self._norm(name), **self._eps)
-
-    def _add_norm(self, dense: str, x: Any, residual: Any, norm: str) -> Any:
-        return self.F.bert_add_norm(
-            self.product(x, dense), self.weights[f"{dense}.bias"], residual, *self._norm(norm), self._mode,
-            **self._dropout, **self._eps,
-        )[0]  # fmt: skip
 
     def _feed_forward(self, name: str, x: Any) -> Any:
         first, second = f"{name}ffn_1", f"{name}ffn_2"

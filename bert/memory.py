@@ -18,9 +18,8 @@ FLOAT32 = 4  # bytes
 MOMENT_BYTES = {"float32": 4, "bfloat16": 2}  # of a number of mean or variance, by --optimizer_state
 IN_FLIGHT = 1.2
 FUSED, MXNET = "fused", "mxnet"
-TILES = (
-    "tiles"  # the fused operators in bfloat16 where the processor multiplies it: they keep numbers as such
-)
+# The fused operators in bfloat16 where the processor multiplies it: they keep numbers as such.
+TILES = "tiles"
 _HEADS = ("pooler.", "classifier.", "decoder.")
 
 
@@ -49,14 +48,13 @@ WHOLE = Ends()
 def parameter_count(config: BertConfig, vocab_size: int, pretraining: bool = True) -> int:
     """Numbers that are trained, each once. `pretraining`: with
     its heads; without, the head of a fine-tuning task is too small to count."""
-    one, two = (_count(config, layers, vocab_size, pretraining) for layers in (1, 2))
+
+    def count(layers: int) -> int:
+        shapes = distinct_shapes(replace(config, layers=layers), vocab_size)
+        return sum(math.prod(shapes[each]) for each in shapes if pretraining or not each.startswith(_HEADS))
+
+    one, two = count(1), count(2)
     return one + (config.layers - 1) * (two - one)  # however many layers are asked for
-
-
-def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) -> int:
-    shapes = distinct_shapes(replace(config, layers=layers), vocab_size)
-    kept = (name for name in shapes if pretraining or not name.startswith(_HEADS))
-    return sum(math.prod(shapes[name]) for name in kept)
 
 
 def packed_bytes(config: BertConfig, dtype: str) -> int:

@@ -13,11 +13,9 @@ cuda             NVIDIA's wheels in place of a CUDA toolkit
 horovod_build    Horovod's build, over MPI or NCCL
 byteps_build     BytePS's build, over the host runtime or CUDA
 operators_build  the build of the fused operators
-bpslaunch        a default without which bpslaunch fails on few cores
 check_horovod    a trial of Horovod
 check_libraries  where processes load CUDA's libraries from
 check_byteps     a trial of BytePS: workers, server, scheduler
 progress         stages, signs of life, the log
-failure          the first error in a failed command's output
 errors           the exception that ends the set-up
 """

@@ -1,4 +1,11 @@
-"""The virtual environment ``.venv``, its pinned packages, and the record of a completed set-up."""
+"""The virtual environment ``.venv``, its pinned packages, and the record of a completed set-up.
+
+One default is changed in it. Unless BYTEPS_NUMA_ON=0 is set, bpslaunch ties ranks to cores. Its rule halves
+the cores of each NUMA node, and for one rank of a worker a second time. Where nothing is left for a rank (one
+rank on fewer than 4 cores, more ranks than half of the cores) it ends in an IndexError, while scheduler and
+servers wait for a worker that never comes. BytePS's own files stay as they are: a line in .venv, which Python
+reads when it starts, sets the variable for bpslaunch unless it is set.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +17,34 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from setup.bpslaunch import leave_ranks_unbound
 from setup.byteps_build import native_files
 from setup.errors import SetupError
 from setup.progress import Progress
 from setup.wanted import Wanted, mxnet_requirement
+
+UNBOUND = "bpslaunch_without_binding.pth"
+# One line: the site module executes lines that begin with `import`, in every process of the environment. Only
+# bpslaunch is affected, and it passes the variable on; one that is set stays.
+LINE = (
+    "import os, sys; "
+    "os.path.basename((getattr(sys, 'argv', None) or [''])[0]) == 'bpslaunch' and "
+    "os.environ.setdefault('BYTEPS_NUMA_ON', '0')\n"
+)
 
 
 class Environment:
     """``.venv`` in ``root``. Its ``setup.json`` exists once pip runs in it and records when all is there."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
         self.venv = root / ".venv"
         self.python = self.venv / "bin" / "python"
         self.record = self.venv / "setup.json"
         # As they are now: what changes while the set-up runs is not what it works from.
-        self._made_from = self._digest_of_files()
+        digest = hashlib.sha256()
+        sources = [*root.glob("requirements*.txt"), *native_files(root / "native")]
+        for source in sorted([*sources, *(root / "setup").glob("*.py")]):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        self._made_from = digest.digest()
 
     def recorded_cuda(self) -> str | None:
         """Device of an earlier set-up: "cpu" or a CUDA version; None if there was none."""
@@ -100,10 +118,14 @@ class Environment:
         if not self.record.exists() or not self.python.exists():
             return False
         # Scripts name their interpreter by its full path, so a copy of a clone would run the original's.
-        if f"{self.venv}/bin/" not in _head(self.venv / "bin" / "pip"):
+        try:
+            with open(self.venv / "bin" / "pip", errors="replace") as file:
+                if f"{self.venv}/bin/" not in file.read(4096):
+                    return False
+        except OSError:
             return False
         script = "import sys, pip; print(sys.base_prefix, '.'.join(map(str, sys.version_info[:3])))"
-        answer = _quietly([str(self.python), "-c", script])
+        answer = subprocess.run([self.python, "-c", script], stdin=subprocess.DEVNULL, capture_output=True)
         return answer.returncode == 0 and answer.stdout.decode().strip() == f"{sys.base_prefix} {_version()}"
 
     def _fingerprint(self, cuda: str, open_mpi: str) -> str:
@@ -111,13 +133,6 @@ class Environment:
         for part in [str(self.venv), sys.base_prefix, _version(), cuda, open_mpi]:
             digest.update(part.encode() + b"\0")
         return digest.hexdigest()
-
-    def _digest_of_files(self) -> bytes:
-        digest = hashlib.sha256()
-        sources = [*self.root.glob("requirements*.txt"), *native_files(self.root / "native")]
-        for source in sorted([*sources, *(self.root / "setup").glob("*.py")]):
-            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        return digest.digest()
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -135,21 +150,23 @@ class Environment:
         os.replace(temporary, self.record)
 
 
+def leave_ranks_unbound(venv: Path) -> Path:
+    """Makes BYTEPS_NUMA_ON=0 the default of bpslaunch in `venv`, an environment of this Python; returns the
+    file that does it."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    target = venv / "lib" / f"python{version}" / "site-packages" / UNBOUND
+    temporary = target.with_suffix(".tmp")
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(LINE)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+    return target
+
+
 def base_python() -> str:
     """The interpreter below any virtual environment, ``.venv`` included, which making it anew would empty."""
     return os.path.realpath(sys.executable)
-
-
-def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
-
-
-def _head(path: Path) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read(4096)
-    except OSError:
-        return ""
 
 
 def _version() -> str:

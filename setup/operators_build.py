@@ -19,15 +19,8 @@ COMPILE = ["g++", "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "
 COMPILE += ["-Wall", "-Wextra"]
 LEAKING = "_opCallMutateInputs"  # a function of MXNet's that native/operators/library.cc replaces
 # Kernels are compiled once for each; the library chooses when it is loaded (native/operators/isa.h).
-AVX512 = [
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512vl",
-    "-mavx512dq",
-    "-mavx2",
-    "-mfma",
-    "-mprefer-vector-width=512",
-]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"]
+AVX512 += ["-mprefer-vector-width=512"]
 ISAS: dict[str, list[str]] = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -53,7 +46,9 @@ def build(sources: Path, venv: Path, downloads: Path, progress: Progress) -> Pat
     # bfloat16 is rounded in float32 or multiplied by vectors.
     flags_of: dict[str, list[str]] = {}
     for isa, flags in ISAS.items():
-        flags_of[isa] = flags if _understood(flags) else list(flags_of.values())[-1]
+        trial = ["g++", *flags, "-x", "c++", "-fsyntax-only", "/dev/null"]
+        understood = not subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True).returncode
+        flags_of[isa] = flags if understood else list(flags_of.values())[-1]
     jobs = [(mxnet / "src" / "lib_api.cc", "lib_api", ["-w", f"-D{LEAKING}=mxnets{LEAKING}"])]
     for file in sorted(sources.glob("*.cc")):
         if file.stem.endswith("_kernels"):
@@ -91,11 +86,6 @@ def build(sources: Path, venv: Path, downloads: Path, progress: Progress) -> Pat
     progress.run(link, f"linking {NAME}", env)
     os.replace(f"{library}.partial", library)
     return library
-
-
-def _understood(flags: Sequence[str]) -> bool:
-    command = ["g++", *flags, "-x", "c++", "-fsyntax-only", "/dev/null"]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
 def _unpack_headers(downloads: Path, target: Path) -> tuple[Path, str]:

@@ -56,16 +56,13 @@ def system_needs() -> list[Need]:
     header = Path(sysconfig.get_config_var("INCLUDEPY")) / "Python.h"
     if sys.base_prefix == "/usr":
         needs.append(Need("Python's headers", _file(str(header)), f"{python}-dev"))
-        needs.append(Need("Python's venv module", _has_ensurepip, f"{python}-venv"))
+        has_ensurepip = find_spec("ensurepip") is not None
+        needs.append(Need("Python's venv module", lambda: has_ensurepip, f"{python}-venv"))
     elif not header.exists():
         raise SetupError(
             f"{sys.executable} has no headers ({header}); install the full Python, or name another."
         )
     return needs
-
-
-def _has_ensurepip() -> bool:
-    return find_spec("ensurepip") is not None
 
 
 def missing(needs: Sequence[Need]) -> list[str]:

@@ -1,7 +1,9 @@
-"""Numbered stages, a sign of life during long commands, and log files for all their output."""
+"""Numbered stages, a sign of life during long commands, and log files for all their output, of which a
+failure shows the first error, not the last lines."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +14,29 @@ from typing import IO, Mapping, Sequence
 
 from base.processes import end_group
 from setup.errors import SetupError
-from setup.failure import excerpt
 
 TTY_INTERVAL = 1.0  # seconds between signs of life on a terminal, rewritten in place
 PLAIN_INTERVAL = 15.0  # and otherwise, a line each
 STOP_GRACE = 5.0  # seconds from SIGTERM to SIGKILL for a command that is stopped
+
+
+LONGEST = 160  # characters of a line that are shown
+CONTEXT = 6  # lines from the error on
+LAST = 12  # lines, where no error is recognized
+
+# In the order of what explains most: a compiler's error comes before make's, make's before pip's.
+ERRORS = [
+    re.compile(pattern)
+    for pattern in (
+        r"^\S+:\d+(?::\d+)?: (?:fatal )?error: ",
+        r": undefined reference to |ld: cannot find |^/\S*ld: .*error",
+        r"^CMake Error|error: command .* failed",
+        r"^(?:g\+\+|gcc|cc1plus|collect2|c\+\+): (?:fatal )?error",
+        r"^(?:\w+\.)*\w*(?:Error|Exception): ",
+        r"^ERROR: |^E: ",
+        r"\b[Ee]rror\b",
+    )
+]
 
 
 class Stopped(Exception):
@@ -75,7 +95,8 @@ class Progress:
             SetupError: it failed; shows its first error and names the log file.
             Stopped: ``stopping`` was set meanwhile.
         """
-        with self._open_log() as log:
+        mode, self._fresh_log = "wb" if self._fresh_log else "ab", False
+        with open(self.log, mode) as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
             start = log.tell()
@@ -125,11 +146,6 @@ class Progress:
             self._print("\r\033[K", end="")
         return code
 
-    def _open_log(self) -> IO[bytes]:
-        mode = "wb" if self._fresh_log else "ab"
-        self._fresh_log = False
-        return open(self.log, mode)
-
     def _excerpt(self, start: int) -> str:
         with open(self.log, "rb") as log:
             log.seek(start)
@@ -140,6 +156,23 @@ class Progress:
     def _print(self, text: str, end: str = "\n") -> None:
         self.out.write(text + end)  # at once: print() writes twice, and threads would come between
         self.out.flush()
+
+
+def excerpt(lines: Sequence[str]) -> list[str]:
+    """The first error in a command's output with the lines that belong to it, or the output's end.
+
+    Lines are unindented (pip indents what a build prints) and shortened to ``LONGEST`` characters.
+    """
+    plain = [line.strip() for line in lines]
+    for error in ERRORS:
+        first = next((place for place, line in enumerate(plain) if error.search(line)), None)
+        if first is not None:
+            return [_short(line) for line in plain[first : first + CONTEXT]]
+    return [_short(line) for line in plain if line][-LAST:]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 4]} ..."
 
 
 def stop_on_signals() -> None:

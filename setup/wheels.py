@@ -49,7 +49,8 @@ def cache_root(env: Mapping[str, str]) -> Path:
 
 def machine_key(cuda: str, open_mpi: str) -> str:
     """Name of the cache folder for one kind of machine, for people as much as for the set-up."""
-    cpu = set(re.findall(r"\w+", _first_flags_line()))
+    with open("/proc/cpuinfo") as info:
+        cpu = set(re.findall(r"\w+", next((line for line in info if line.startswith("flags")), "")))
     parts = [
         f"cp{sys.version_info[0]}{sys.version_info[1]}",
         mxnet_requirement(cuda).replace("==", "-"),
@@ -58,11 +59,6 @@ def machine_key(cuda: str, open_mpi: str) -> str:
         *[flag for flag in VECTOR_FLAGS if flag in cpu],
     ]
     return "_".join(parts)
-
-
-def _first_flags_line() -> str:
-    with open("/proc/cpuinfo") as info:
-        return next((line for line in info if line.startswith("flags")), "")
 
 
 def place(folder: Path, source: Source, pins: Sequence[str]) -> Path:

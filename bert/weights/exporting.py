@@ -53,7 +53,11 @@ def export(weights: Weights, folder: str, to: str) -> None:
         )
     if to == "gluonnlp":
         with replacing(os.path.join(folder, _PARAMS)) as file:
-            write_params(file, _with_decoder(tensors))
+            # With a tied decoder's weight, where save_parameters has it.
+            names = [name for name in tensors if name != DECODER]
+            if DECODER_BIAS in names:
+                names.insert(names.index(DECODER_BIAS), DECODER)
+            write_params(file, {name: tensors.get(name, tensors[EMBEDDING]) for name in names})
     elif to == "huggingface":
         prefix = "bert." if _architecture(weights) == "BertModel" else ""  # BertModel's own names lack it
         named = {names_of(name).huggingface[len(prefix) :]: tensor for name, tensor in tensors.items()}
@@ -181,16 +185,6 @@ def looks_cased(vocabulary: Sequence[str]) -> bool:
 def _architecture(weights: Weights) -> str:
     heads = {part_of(name) for name in weights.tensors} & {MASKED_LM, NEXT_SENTENCE}
     return "BertForMaskedLM" if heads == {MASKED_LM} else "BertForPreTraining" if heads else "BertModel"
-
-
-def _with_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With a tied decoder's weight, where save_parameters has it."""
-    found = {}
-    for name, tensor in tensors.items():
-        if name == DECODER_BIAS and DECODER not in found:
-            found[DECODER] = tensors[EMBEDDING]
-        found[name] = tensor
-    return found
 
 
 def _write_vocabulary(weights: Weights, vocabulary: Sequence[str], folder: str, to: str) -> None:

@@ -58,7 +58,7 @@ def write_onnx(weights: Weights, folder: str) -> None:
     outputs = _network(graph, weights)
     batch_length = ["batch", "length"]
     inputs = ("input_ids", "attention_mask", "token_type_ids")
-    places = _write_numbers(os.path.join(folder, NUMBERS), graph.used)
+    numbers = _write_numbers(os.path.join(folder, NUMBERS), graph.used)
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
@@ -68,7 +68,7 @@ def write_onnx(weights: Weights, folder: str) -> None:
                 helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
                 for name, shape in outputs.items()
             ],
-            [*graph.constants, *(_external(name, graph.used[name], place) for name, place in places.items())],
+            [*graph.constants, *numbers],
         ),
         producer_name="bert-pretraining-mxnet",
         ir_version=IR_VERSION,
@@ -78,29 +78,26 @@ def write_onnx(weights: Weights, folder: str) -> None:
         file.write(model.SerializeToString(deterministic=True))
 
 
-def _write_numbers(path: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Writes tensors end to end; returns the offset and the length of each in bytes."""
-    places = {}
+def _write_numbers(path: str, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Writes tensors end to end; returns what a graph has of each, with its place in the file."""
+    from onnx import StringStringEntryProto, TensorProto
+
+    found = []
     with replacing(path) as file:
         for name, tensor in tensors.items():
             file.write(b"\0" * (-file.tell() % _ALIGNMENT))
             content = bytes_of(tensor, name)
-            places[name] = file.tell(), len(content)
+            place = {"location": NUMBERS, "offset": str(file.tell()), "length": str(len(content))}
+            described = TensorProto(
+                name=name,
+                dims=tensor.shape,
+                data_type=TensorProto.FLOAT,
+                data_location=TensorProto.EXTERNAL,
+                external_data=[StringStringEntryProto(key=key, value=each) for key, each in place.items()],
+            )
+            found.append(described)
             file.write(content.data)
-    return places
-
-
-def _external(name: str, tensor: Tensor, place: tuple[int, int]) -> Any:
-    from onnx import StringStringEntryProto, TensorProto
-
-    entries = {"location": NUMBERS, "offset": str(place[0]), "length": str(place[1])}
-    return TensorProto(
-        name=name,
-        dims=tensor.shape,
-        data_type=TensorProto.FLOAT,
-        data_location=TensorProto.EXTERNAL,
-        external_data=[StringStringEntryProto(key=key, value=value) for key, value in entries.items()],
-    )
+    return found
 
 
 class _Graph:

@@ -11,7 +11,7 @@ import os
 import re
 import struct
 from dataclasses import replace
-from typing import Callable, Mapping, NamedTuple
+from typing import Callable, Mapping
 
 from base.errors import InputError
 from bert.configuration import RELU, BertConfig
@@ -26,18 +26,12 @@ GLUONNLP, HUGGINGFACE, TENSORFLOW, PYTORCH = "gluonnlp", "huggingface", "tensorf
 GELU = {GLUONNLP: "erf", HUGGINGFACE: "erf", TENSORFLOW: "tanh", PYTORCH: "erf"}
 
 
-class _Reader(NamedTuple):
-    """A format: its name in `Weights`, and the reader of its files."""
-
-    kind: str
-    read: Callable[[str], Mapping[str, Tensor]]
-
-
-_PARAMS = _Reader(GLUONNLP, params_file.read_index)
-_SAFETENSORS = _Reader(HUGGINGFACE, safetensors_file.read_index)
-_SHARDED = _Reader(HUGGINGFACE, safetensors_file.read_sharded)
-_BUNDLE = _Reader(TENSORFLOW, bundle.read_index)
-_PICKLED = _Reader(PYTORCH, pickled.read_index)
+_Reader = tuple[str, Callable[[str], Mapping[str, Tensor]]]  # of a format: its name in `Weights`, and files
+_PARAMS: _Reader = (GLUONNLP, params_file.read_index)
+_SAFETENSORS: _Reader = (HUGGINGFACE, safetensors_file.read_index)
+_SHARDED: _Reader = (HUGGINGFACE, safetensors_file.read_sharded)
+_BUNDLE: _Reader = (TENSORFLOW, bundle.read_index)
+_PICKLED: _Reader = (PYTORCH, pickled.read_index)
 _IN_A_FOLDER = (
     ("model.safetensors.index.json", _SHARDED),
     ("model.safetensors", _SAFETENSORS),
@@ -76,13 +70,15 @@ def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weig
         InputError: nothing there, an unknown format, a damaged file, no whole encoder of a BERT, or a
             configuration or vocabulary beside it that does not fit.
     """
-    path, reader = _recognise(path, flag)
+    path, (kind, read) = _recognise(path, flag)
     try:
-        tensors = reader.read(path)
+        tensors = read(path)
     except InputError as error:
         raise InputError(f"{flag}: {error}") from error
     source = f"{flag} {path}"
-    kind = reader.kind
+    spelling: Spelling = gluonnlp if kind == GLUONNLP else huggingface
+    if kind == TENSORFLOW:
+        spelling = object_paths(tensors) if any(map(is_object_path, tensors)) else tensorflow
     if kind == PYTORCH and os.path.basename(path) == "pytorch_model.bin":
         kind = HUGGINGFACE
     beside = look_beside(os.path.dirname(path) or ".", flag, GELU[kind])
@@ -91,16 +87,8 @@ def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weig
         beside = replace(beside, activation=config.activation if config and says else GELU[kind])
     said = beside.config or config
     tied = said is None or said.tied
-    named = by_structural_name(source, tensors, _spelling(reader.kind, tensors), tied)
+    named = by_structural_name(source, tensors, spelling, tied)
     return assemble(source, kind, named, beside, config)
-
-
-def _spelling(kind: str, tensors: Mapping[str, Tensor]) -> Spelling:
-    if kind == GLUONNLP:
-        return gluonnlp
-    if kind != TENSORFLOW:
-        return huggingface
-    return object_paths(tensors) if any(map(is_object_path, tensors)) else tensorflow
 
 
 def _recognise(path: str, flag: str) -> tuple[str, _Reader]:

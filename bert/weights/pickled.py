@@ -112,12 +112,8 @@ class _View(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Content(NamedTuple):
-    """A file's object, its storages' places and their byte order."""
-
-    value: Any
-    place: Callable[[_Storage], _Place]
-    big_endian: bool
+# A file's object, its storages' places, and whether they are big-endian.
+_Content = tuple[Any, Callable[[_Storage], _Place], bool]
 
 
 def read_index(path: str) -> dict[str, Tensor]:
@@ -135,17 +131,17 @@ def read_index(path: str) -> dict[str, Tensor]:
         start = file.read(len(_ZIP_MAGIC))
         file.seek(0)
         if start == _ZIP_MAGIC:
-            content = _read_archive(path, file, size)
+            value, place, big_endian = _read_archive(path, file, size)
         elif start.startswith(PICKLE_MAGIC):
-            content = _read_legacy(path, file, size)
+            value, place, big_endian = _read_legacy(path, file, size)
         else:
             raise Damaged("it does not begin as one")
         check = _Checksums(path)
         tensors: dict[str, Tensor] = {}
-        for name, view in _views(content.value):
+        for name, view in _views(value):
             check_name(name, tensors)
-            dtype = view.storage.dtype.newbyteorder(">" if content.big_endian else "<")
-            tensors[name] = _tensor(path, name, view, content.place(view.storage), dtype, check)
+            dtype = view.storage.dtype.newbyteorder(">" if big_endian else "<")
+            tensors[name] = _tensor(path, name, view, place(view.storage), dtype, check)
         return tensors
 
 
@@ -281,7 +277,7 @@ def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, c
 def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
     archive = _Archive(path, file, size)
     big_endian = False
-    if archive.holds("byteorder"):
+    if "byteorder" in archive:
         place = archive.place("byteorder")
         file.seek(place.offset)
         big_endian = file.read(min(place.size, 3)) == b"big"
@@ -290,7 +286,7 @@ def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
         raise Damaged("wrong checksum of data.pkl")
     file.seek(place.offset)
     value = _Unpickler(path, Source(file, place.offset + place.size), {}).value()
-    return _Content(value, lambda storage: archive.place(f"data/{storage.key}"), big_endian)
+    return value, lambda storage: archive.place(f"data/{storage.key}"), big_endian
 
 
 def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
@@ -322,7 +318,7 @@ def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
             raise Damaged(f"it lacks storage {shown(storage.key)}")
         return places[storage.key]
 
-    return _Content(value, place, facts.get("little_endian") is False)
+    return value, place, facts.get("little_endian") is False
 
 
 class _Archive:
@@ -342,8 +338,7 @@ class _Archive:
             raise Damaged("an archive of something else")
         self._folder = found[0][: -len("data.pkl")]
 
-    def holds(self, name: str) -> bool:
-        """Returns whether there is such a member of the archive's one folder."""
+    def __contains__(self, name: str) -> bool:
         return self._folder + name in self._members
 
     def place(self, name: str) -> _Place:

@@ -121,7 +121,8 @@ def read_sharded(path: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name, file_name in places.items():
             check_name(name, tensors)
-            if not isinstance(file_name, str) or not _stays(file_name):
+            is_name = isinstance(file_name, str) and file_name.isprintable()
+            if not is_name or {"/", "\\"} & set(file_name) or file_name in ("", ".", ".."):
                 raise InputError(
                     f"{path}: {shown(name)} is said to be in {shown(str(file_name))}, which is no file of "
                     "the same folder; put all files of the model into one folder"
@@ -132,10 +133,6 @@ def read_sharded(path: str) -> dict[str, Tensor]:
                 raise InputError(f"{path}: {shown(file_name)} lacks {shown(name)}; download it again")
             tensors[name] = shards[file_name][name]
         return tensors
-
-
-def _stays(file_name: str) -> bool:
-    return file_name.isprintable() and not {"/", "\\"} & set(file_name) and file_name not in ("", ".", "..")
 
 
 def write_safetensors(target: str | IO[bytes], tensors: Mapping[str, Any]) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from base import machine
 from base.tables import terminal
+from bench import workers
 from bench.harness import in_turns, ratios, spread
-from bench.step import CONTESTANTS, OURS, PRODUCTS, command, plan_sessions, summarize, table
+from bench.step import CONTESTANTS, OURS, PRODUCTS, plan_sessions, summarize, table
 from bench.work import BATCHES, Work, gflop, products
 from bench.workers import Contestants, Worker, WorkerError, find_torch_python
 from tests.processes import LIMIT, until
@@ -154,7 +155,6 @@ def test_a_worker_that_dies_between_steps_is_named():
 
 def test_a_contestant_that_fails_is_left_out():
     """The others go on; what a loss that is no number took is no figure."""
-    code = "from bench.workers import serve\nimport os\nserve(lambda: (lambda: {}, {{}}))"
     steps = {
         "sound": "(lambda: {'loss': 1.5})",
         "dies": "os._exit(3)",
@@ -162,10 +162,11 @@ def test_a_contestant_that_fails_is_left_out():
     }
     with Contestants() as running:
         for key, step in steps.items():
-            running.start(key, key, [sys.executable, "-c", code.format(step)], False)
+            running.add(key, worker(f"serve(lambda: (lambda: {step}, {{}}))"))
+        running.start("torch", "torch", workers.TORCH, [], None)  # there is no interpreter for it
         assert running.keys == list(steps) and not running.failed
-        unable = "from bench.workers import serve, Unsupported\ndef f(): raise Unsupported('no')\nserve(f)"
-        running.start("unable", "unable", [sys.executable, "-c", unable], False)
+        unable = "from bench.workers import Unsupported\ndef f(): raise Unsupported('no')\nserve(f)"
+        running.add("unable", worker(unable))
         assert running.left_out == {"unable": "no"} and not running.failed
         assert in_turns(running.keys, 1) == ["dies", "diverges", "sound"]
         answers = {key: running.step(key) for key in running.keys}
@@ -211,10 +212,6 @@ def test_the_interpreter_with_torch(tmp_path):
     assert find_torch_python(str(own), {"TORCH_PYTHON": other}, tmp_path) == str(own)
     with pytest.raises(ValueError, match="--torch_python .*no such program"):
         find_torch_python("no/python", {}, tmp_path)
-    assert command("torch", LONG_WORK, str(own))[0] == str(own)
-    assert command(OURS, LONG_WORK, None)[0] == sys.executable
-    with pytest.raises(ValueError):
-        command("torch", LONG_WORK, None)
 
 
 def test_the_machine_is_described(tmp_path):

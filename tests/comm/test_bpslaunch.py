@@ -14,7 +14,7 @@ import pytest
 
 from base.threads import choose_threads, read_cpu_quota
 from hosts.addresses import free_port
-from setup.bpslaunch import leave_ranks_unbound
+from setup.environment import leave_ranks_unbound
 from tests.processes import ROOT, nothing_new, run_command, start_command
 
 BIN = Path(sys.executable).parent

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
+from base.command_line import positive
 from base.errors import InputError
 from base.machine import describe
 from tests.faults.catalogue import PROGRAMS
@@ -122,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     text = "for everything together (default 30); each figure has its share, what one leaves others get"
-    parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="M", help=text)
+    parser.add_argument("--minutes", type=positive, default=30.0, metavar="M", help=text)
     numbers = ", ".join(each.number for each in PROGRAMS)
     by_hand = " and ".join(each.number for each in PROGRAMS if each.by_hand)
     text = f"of {numbers}; with commas (default: all but {by_hand})"
@@ -145,13 +146,6 @@ def _parser() -> argparse.ArgumentParser:
     text = "write no page"
     parser.add_argument("--no_output", dest="output", action="store_const", const=None, help=text)
     return parser
-
-
-def _minutes(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
-    return value
 
 
 def _choices(known: Sequence[str]) -> Any:

@@ -47,6 +47,7 @@ RECEIVING = "receiving"  # what the other stages hold; then the files of a check
 MOMENTS = (RECEIVING, ".params", ".states.npz", ".json")  # of saving
 LONGEST = 900.0  # seconds of a launch; it takes 8 on two cores of its own, and 300 on ones shared with twenty
 PATIENCE = 15  # --comm_timeout of a run of which a rank is stopped; four ranks on two cores join slowly
+REASON = r".*(?:error: |(?:mpi|prte)run noticed).*"  # lines that may name a rank
 SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, TERMINATED: signal.SIGTERM}
 
 # Formatted with the first step whose checkpoint counts, and the moment.
@@ -215,14 +216,9 @@ def judged(case: Case, result: RunResult, seconds: float, directory: Path, befor
     elif case.how == FULL:
         if not re.search("error: .*(disk|space)", said):
             return f"no error names the disk: {told}"
-    elif not _is_named(case.who, said):
+    elif not any(re.search(rf"rank {case.who}\b", line) for line in re.findall(REASON, said)):
         return f"nobody names rank {case.who}: {told}"
     return ""
-
-
-def _is_named(rank: int, said: str) -> bool:
-    reasons = re.findall(r".*(?:error: |(?:mpi|prte)run noticed).*", said)
-    return any(re.search(rf"rank {rank}\b", line) for line in reasons)
 
 
 def _case(who: int, how: str) -> str:

@@ -102,10 +102,8 @@ def finetuning(seed: int, kills: int = 10, damage: Position = int) -> Outcome:
     def feed(rank: int, world_size: int) -> OrderedBatches[Any]:
         return OrderedBatches(order(rank, world_size), lambda each, padded: (tuple(each.tolist()), ""))
 
-    def end_of_epoch(steps: int) -> int:
-        return order(0, 1).num_steps(-(-steps * size // len(lengths)))
-
     sizes = lives(rng, kills)
+    end_of_epoch = lambda steps: order(0, 1).num_steps(-(-steps * size // len(lengths)))  # noqa: E731
     taken, repeated = _live(sizes, feed, rng, damage, end_of_epoch)
     found, expected = (
         [sorted(example for examples, _ in step for example in examples) for step in steps]
@@ -161,7 +159,9 @@ def _live(
                 count = whole(len(steps) + count) - len(steps)
             for number in range(1, count + 1):
                 found = [[next(ahead) for _ in range(own)] for ahead, own in ranks]
-                since.append(_by_number([[batch for _, batch in each] for each in found]))
+                # Micro-batches of all ranks in their order in the step: rank 0's first, rank 1's first, ...
+                turns = range(max(map(len, found)))
+                since.append([each[turn][1] for turn in turns for each in found if turn < len(each)])
                 places = {each[-1][0] for each in found}
                 assert len(places) == 1, f"the ranks are at {places}"
                 if number % interval == 0 or last:  # saved
@@ -170,12 +170,6 @@ def _live(
                     since = []
             lost += len(since)
     return steps, lost
-
-
-def _by_number(of_ranks: list[list[Taken]]) -> list[Taken]:
-    """Micro-batches of all ranks in their order in the step: rank 0's first, rank 1's first, ..."""
-    most = max(map(len, of_ranks))
-    return [each[place] for place in range(most) for each in of_ranks if place < len(each)]
 
 
 def _undisturbed(feed: Callable[[int, int], Any], count: int) -> list[list[Taken]]:

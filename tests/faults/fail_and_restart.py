@@ -7,8 +7,6 @@ be filled."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import random
 import re
@@ -28,6 +26,7 @@ from tests.faults.jobs import (
     differences,
     find,
     has_joined,
+    json_lines,
     metrics,
     moved,
     python,
@@ -104,11 +103,11 @@ def options(failures: int) -> dict[str, Any]:
 
 
 def started(job: Job, directory: Path, hosts: TwoHosts, more: Sequence[str] = (), **changes: Any) -> Run:
-    """A run under the launcher, a rank on each host; `more` options of that, `changes` of the script's."""
-    backend = "hvd" if job.setting.launcher == "mpirun" else "byteps"
+    """A run under the launcher, on the first host; `more` options of that, `changes` of the script's."""
+    backend = job.setting.backend.partition("_")[0]
     words = python(ROOT / "hosts" / "launch.py", "--hostfile", hosts.hostfile, "--backend", backend)
     words += ["--ssh", hosts.agent, "--interface", INTERFACE, "--backoff", "0.1", *more, "--"]
-    script = python(job.script, *job.words(directory, comm_timeout=5, **changes))
+    script = python(job.script, *job.words(directory, **{"comm_timeout": 5, **changes}))
     return start_command([*hosts.prefix, *words, *script], timeout=LONGEST, env=ONE_THREAD, grace=30.0)
 
 
@@ -184,7 +183,8 @@ class Attack:
             self.wait(reached, f"{kind} after step {saved}", begun + LIMIT - time.monotonic())
 
         how, _, who = kind.partition(" ")
-        hosts = [ADDRESSES, *(each["hosts"] for each in records(self.directory))][-1]
+        restarted = self.directory / "restarts.jsonl"
+        hosts = [ADDRESSES, *(each["hosts"] for each in json_lines(restarted))][-1]
         second = [*ADDRESSES, SPARE_ADDRESS].index(hosts[1])
         begun = time.monotonic()
         if kind == FULL_DISK:
@@ -207,7 +207,7 @@ class Attack:
         if kind == LOST:
             self.hosts.give_back(second)
         phases = {name: end - start for name, start, end in zip(PHASES, [begun, *times], times)}
-        record = next((each for each in records(self.directory) if each.get("restart") == restarts + 1), {})
+        record = next((each for each in json_lines(restarted) if each.get("restart") == restarts + 1), {})
         return Recovery(kind, hosts, record, phases)
 
     def _ranks(self) -> list[int]:
@@ -233,17 +233,10 @@ def misreported(recovery: Recovery) -> str:
     return ""
 
 
-def records(directory: Path) -> list[dict[str, Any]]:
-    """The lines of restarts.jsonl."""
-    with contextlib.suppress(FileNotFoundError):
-        return [json.loads(line) for line in (directory / "restarts.jsonl").read_bytes().splitlines()]
-    return []
-
-
 def reported(said: str, directory: Path, failures: int) -> Iterator[str]:
     """Yields what is wrong with restarts.jsonl as a whole. A restart that it lacks was said to be: the disk
     was full."""
-    lines = records(directory)
+    lines = json_lines(directory / "restarts.jsonl")
     numbers = [int(number) for number in RESTART.findall(said)]
     if numbers != list(range(1, len(numbers) + 1)) or len(numbers) < failures:
         yield f"{failures} failures, restarts {numbers}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -47,8 +48,8 @@ def _instances(folder: Path) -> None:
     save_npz(str(folder / "instances.npz"), ragged(400, seed=1))
 
 
-def _run(place: Path, sources: Path) -> Any:
-    return trained(sources / "run", *STEPS, "--ckpt_dir", place / "run")
+def _run(place: Path, sources: Path, more: Sequence[str] = ()) -> Any:
+    return trained(sources / "run", *STEPS, *more, "--ckpt_dir", place / "run")
 
 
 def _main(module: Any, *words: str) -> Callable[[Path, Path], Any]:
@@ -59,7 +60,7 @@ def _main(module: Any, *words: str) -> Callable[[Path, Path], Any]:
 
 
 def _restarts(place: Path, sources: Path) -> None:
-    """The launcher's restarts report their OSError and go on: a full disk may be why the run has failed."""
+    # The launcher's restarts report their OSError and go on: a full disk may be why the run has failed.
     with contextlib.suppress(OSError):
         append(str(place / "run" / "restarts.jsonl"), {"text": "x" * 6_000})
 
@@ -120,14 +121,9 @@ def _attempt(writer: Writer, sources: Path, place: Path, trouble: Any) -> str:
         if not said:
             return ""
         # When the disk is as it should be, the same command succeeds.
-        again = _quietly(lambda *given: _again(writer, *given), place, sources)
+        run = partial(_run, more=["--resume"]) if writer.name == "run" else writer.run
+        again = _quietly(run, place, sources)
         return f"{what}afterwards {again[-300:]}" if again else ""
-
-
-def _again(writer: Writer, place: Path, sources: Path) -> Any:
-    if writer.name == "run":
-        return trained(sources / "run", *STEPS, "--resume", "--ckpt_dir", place / "run")
-    return writer.run(place, sources)
 
 
 def _quietly(run: Callable[..., Any], *given: Any) -> str:

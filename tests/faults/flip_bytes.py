@@ -62,7 +62,9 @@ def attacks(target: Target, seed: int, work: Path, most: int = 10**9) -> list[At
     chosen = [
         (path, *damage)
         for path in files
-        for damage in damages(path, [each for each in files if _could_be(each, path)][:2], generator)
+        # Files that could be mistaken for this one.
+        for others in [[each for each in files if each != path and each.suffix == path.suffix][:2]]
+        for damage in damages(path, others, generator)
     ]
     found = []
     for path, damage, content in generator.sample(chosen, min(most, len(chosen))):
@@ -117,11 +119,6 @@ def _classes(content: bytes) -> dict[str, Sequence[int]]:
     }
 
 
-def _could_be(other: Path, path: Path) -> bool:
-    """Whether a file could be mistaken for another one."""
-    return other != path and other.suffix == path.suffix
-
-
 def _content(read: Callable[[Path], Any], sound: Path, work: Path) -> Any:
     copy = work / "copy"
     shutil.copytree(sound, copy)
@@ -165,10 +162,6 @@ def _read_checkpoints(folder: Path) -> list[str]:
     return _of_checkpoint(found)
 
 
-def _older(folder: Path) -> list[str]:
-    return _of_checkpoint(checkpoint.verified(str(folder), 3))
-
-
 def _of_checkpoint(found: checkpoint.Checkpoint) -> list[str]:
     with found.open_states() as states:
         arrays = {name: _digest(np.asarray(array).tobytes()) for name, array in states.items()}
@@ -194,10 +187,6 @@ def _make_tokens(folder: Path) -> None:
     text.write_text(_TEXT)
     build_store([str(text)], _settings(), str(folder / "store"))
     TokenStore.open(str(folder / "store"))
-
-
-def _read_tokens(folder: Path) -> Any:
-    return _of_tokens(TokenStore.open(str(folder / "store")))
 
 
 def _of_tokens(store: TokenStore) -> list[str]:
@@ -247,25 +236,20 @@ class _Unit(NamedTuple):
     size: int = 1
 
 
-class _Numbers:
-    """Writes 5,000 numbers that depend on the unit; stops before unit 6 while `interrupted`."""
+def _plan(interrupted: bool) -> BuildPlan:
+    """A build of numbers that depend on the unit; it stops before unit 6 while `interrupted`."""
 
-    def __init__(self, interrupted: bool):
-        self._interrupted = interrupted
-
-    def __call__(self, unit: _Unit, part: Part) -> Mapping[str, Any]:
+    def write(unit: _Unit, part: Part) -> Mapping[str, Any]:
         number = int(unit.name)
-        if self._interrupted and number == 6:
+        if interrupted and number == 6:
             raise _Stop
         part.append("values", np.random.default_rng(number).integers(0, 250, 1_500, dtype=np.int64))
         return {"counts": {"units": 1}}
 
-
-def _plan(interrupted: bool) -> BuildPlan:
     return BuildPlan(
         [Column("values", "<i4")],
         lambda: [_Unit(str(number)) for number in range(9)],
-        _Numbers(interrupted),
+        write,
         {"format": "numbers"},
         {"format": "numbers", "sources": []},
         shard_bytes=4096 * 4,
@@ -299,8 +283,11 @@ def _digest(content: bytes) -> str:
 TARGETS = {
     target.name: target
     for target in (
-        Target("checkpoints", _make_checkpoints, _read_checkpoints, _older),
-        Target("tokens", _make_tokens, _read_tokens),
+        Target(
+            *("checkpoints", _make_checkpoints, _read_checkpoints),
+            lambda folder: _of_checkpoint(checkpoint.verified(str(folder), 3)),
+        ),
+        Target("tokens", _make_tokens, lambda folder: _of_tokens(TokenStore.open(str(folder / "store")))),
         Target("instances", _make_instances, _read_instances),
         Target("cache", _make_cache, _read_cache),
         Target("unfinished", _make_unfinished, _read_unfinished),

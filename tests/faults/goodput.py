@@ -9,12 +9,12 @@ import random
 import signal
 import statistics
 import time
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 from tests.faults.disks import small_disk
 from tests.faults.fail_and_restart import KINDS, LOST, PHASES, Attack, Recovery, kinds, misreported, started
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
-from tests.faults.jobs import Job, json_lines
+from tests.faults.jobs import NOT_RESCUED, Job, json_lines
 from tests.namespaces import SPARE_ADDRESS, two_hosts
 
 EVERY = 60  # seconds
@@ -65,8 +65,10 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
             result = run.wait()
         seconds = time.monotonic() - begun
         metrics = json_lines(directory / "metrics.jsonl")
-    useful, step = useful_seconds(metrics)
-    goodput = useful / seconds
+    # What the steps of the metrics take undisturbed: the median of one, each.
+    times = {each["step"]: each["time"] for each in metrics if "lr" in each}
+    step = statistics.median(times[one + 1] - times[one] for one in times if one + 1 in times)
+    goodput = len(times) * step / seconds
     texts += [misreported(each) for each in recoveries]
     texts += ["" if result.returncode == 143 else result.describe(1500)]
     texts += ["" if goodput >= LEAST else f"goodput is {goodput:.1%}"]
@@ -75,13 +77,6 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         f"{failures} failures: goodput {goodput:.1%}, steps of {step:.3f} s; {told(recoveries)}"
     )
     return Tally.of(*texts, tried=failures + 1, measured=measured)
-
-
-def useful_seconds(metrics: Iterable[dict[str, Any]]) -> tuple[float, float]:
-    """Seconds that the steps of a run's metrics take undisturbed, and those of one step: their median."""
-    times = {each["step"]: each["time"] for each in metrics if "lr" in each}
-    step = statistics.median(times[one + 1] - times[one] for one in times if one + 1 in times)
-    return len(times) * step, step
 
 
 def told(recoveries: Sequence[Recovery]) -> str:
@@ -107,10 +102,6 @@ def slow(*given, **named):
     return restore(*given, **named)
 training.run.restore_states = slow
 """
-UNSAVED = """
-import training.rescue
-training.rescue.Rescue._save = lambda self, has_first: ""
-"""
 PROGRAM = Program(
     "goodput",
     "something fails every minute for an hour, with and without a spare host: useful step time of all time",
@@ -122,7 +113,7 @@ PROGRAM = Program(
     attempt=attempt,
     damages={
         "a restart takes 20 s more": Damage(named(minutes=4, spare=0, seed=1), "goodput is", SLEEPS),
-        "nobody saves the last step": Damage(named(minutes=4, spare=0, seed=1), "goodput is", UNSAVED),
+        "nobody saves the last step": Damage(named(minutes=4, spare=0, seed=1), "goodput is", NOT_RESCUED),
     },
     by_hand=True,
 )

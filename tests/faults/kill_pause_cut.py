@@ -108,7 +108,12 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
     """Starts a run, attacks it, waits for its end. Returns what is wrong; empty for nothing."""
     with start(case, hosts, memory) as run:
         victim = victim_of(case, run)
-        wait_for_moment(case, run)
+        if case.when == "joining":
+            wait_for_joining(run, case.launcher, 0)
+        elif case.when == "first steps":
+            wait_for_step(run, case.directory, 1)
+        elif case.when in ("steps", "saving"):
+            wait_for_checkpoint(run, case.directory)
         saving = find(run, case.launcher, 0) if case.when == "saving" else None
         if saving is not None:
             catch_saving(saving, case.directory)
@@ -186,16 +191,6 @@ def victim_of(case: Case, run: Run) -> int:
         until(lambda: run.find(SCRIPTS[case.launcher]), run)
         return run.pid
     return find(run, case.launcher, int(case.who) if case.who.isdigit() else case.who)
-
-
-def wait_for_moment(case: Case, run: Run) -> None:
-    """Waits for the moment of a case."""
-    if case.when == "joining":
-        wait_for_joining(run, case.launcher, 0)
-    elif case.when == "first steps":
-        wait_for_step(run, case.directory, 1)
-    elif case.when in ("steps", "saving"):
-        wait_for_checkpoint(run, case.directory)
 
 
 def without_launcher(case: Case, run: Run, victim: int, begun: int) -> str:

@@ -7,30 +7,27 @@ Hosts are network namespaces of this machine (tests/namespaces.py).
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 from tests.faults.change_ranks import options, undisturbed, wrong
+from tests.faults.fail_and_restart import started
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import (
     LOST_STATES,
-    ONE_THREAD,
     OWN_COUNTS,
-    SECONDS,
     Job,
+    json_lines,
     last_step,
-    python,
     wait_for_checkpoint,
     wait_for_step,
 )
 from tests.faults.taken import patch, steps_in
-from tests.namespaces import ADDRESSES, INTERFACE, SPARE_ADDRESS, TwoHosts, two_hosts
-from tests.processes import ROOT, Run, start_command, until
+from tests.namespaces import ADDRESSES, SPARE_ADDRESS, two_hosts
+from tests.processes import until
 
-BACKENDS = {"hvd_mpi": "hvd", "byteps": "byteps"}
 ALPHA, BETA = ADDRESSES
 
 
@@ -49,7 +46,7 @@ class Kind:
         """The text of the host file."""
         lines = []
         for name, slots in self.hosts.items():
-            own = [slots] if backend == "hvd" else [self.local] * (slots // self.local)
+            own = [slots] if backend == "hvd_mpi" else [self.local] * (slots // self.local)
             lines += [f"{name} slots={each}" for each in own]
         if self.spare:
             lines.append(f"# spare: {SPARE_ADDRESS} slots={self.spare}")
@@ -81,8 +78,10 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     directory = folder / "run"
     (directory / "taken").mkdir(parents=True)
     with two_hosts(folder, spare=bool(kind.spare)) as hosts:
-        hosts.hostfile.write_text(kind.hostfile(BACKENDS[setting.backend]), encoding="ascii")
-        with started(Job(setting, 1, patch(directory / "taken")), directory, hosts) as run:
+        hosts.hostfile.write_text(kind.hostfile(setting.backend), encoding="ascii")
+        job = Job(setting, 1, patch(directory / "taken"))
+        more = ["--min_hosts", "1", "--rejoin_interval", "0.1"]
+        with started(job, directory, hosts, more, comm_timeout=60, **options(setting)) as run:
             wait_for_step(run, directory, int(parts["step"]))
             wait_for_checkpoint(run, directory)
             hosts.lose(1)
@@ -94,24 +93,14 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     return Tally.of("; ".join(found))
 
 
-def started(job: Job, directory: Path, hosts: TwoHosts) -> Run:
-    """Starts the run under the launcher, on the first host."""
-    words = python(ROOT / "hosts" / "launch.py", "--backend", BACKENDS[job.setting.backend])
-    words = [*hosts.prefix, *words, "--hostfile", hosts.hostfile, "--ssh", hosts.agent]
-    words += ["--interface", INTERFACE, "--min_hosts", "1", "--backoff", "0.1", "--rejoin_interval", "0.1"]
-    script = python(job.script, *job.words(directory, **options(job.setting)))
-    return start_command([*words, "--", *script], timeout=SECONDS, env=ONE_THREAD, grace=15.0)
-
-
 def unlike_kind(directory: Path, kind: Kind) -> Iterator[str]:
     """Differences between a run and its kind: numbers of ranks, and the restarts noted."""
     steps, _ = steps_in(directory / "taken")
     ranks = tuple(size for size, _ in itertools.groupby(step.ranks for step in steps.values()))
     if ranks != kind.ranks:
         yield f"ranks were {ranks}, not {kind.ranks}"
-    noted = (directory / "restarts.jsonl").read_text(encoding="utf-8").splitlines()
     names = ("reason", "host", "hosts", "left_out")
-    restarts = [tuple(each.get(name) for name in names) for each in map(json.loads, noted)]
+    restarts = [tuple(map(each.get, names)) for each in json_lines(directory / "restarts.jsonl")]
     expected: list[tuple[Any, ...]] = [("failure", BETA, list(kind.after), [BETA])]
     if len(kind.ranks) > 1:
         expected.append(("rejoin", None, list(kind.hosts), []))
@@ -126,7 +115,7 @@ PROGRAM = Program(
     "the undisturbed run's within rounding",
     weight=1.5,
     seconds=60,
-    backends=tuple(BACKENDS),
+    backends=("hvd_mpi", "byteps"),
     cases=cases,
     attempt=attempt,
     damages={

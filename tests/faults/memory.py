@@ -16,7 +16,6 @@ from typing import Any, Callable, Sequence
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import Job, last_step
-from tests.processes import Run
 
 LIMIT = 20.0  # bytes a step: 18 MB in 900,000
 WARM_UP = 5000  # the plans of 50 epochs of a small text
@@ -67,18 +66,14 @@ def of_a_run(setting: Setting, steps: int) -> list[Slope]:
             step = last_step(directory)
             if step >= max(WARM_UP, last + steps // 100):
                 last = step
-                for name, pid in _processes(run, job.script.name).items():
+                found = [(f"rank {number}", pid) for number, pid in enumerate(run.find(job.script.name))]
+                found += [(f"server {number}", pid) for number, pid in enumerate(run.find_role("server"))]
+                for name, pid in found:
                     held = private_bytes(pid)
                     if held:
                         points.setdefault(f"{setting.launcher} {name}", []).append((step, held))
         run.wait().check()
     return [slope(name, each) for name, each in points.items() if len(each) > 2]
-
-
-def _processes(run: Run, script: str) -> dict[str, int]:
-    ranks = {f"rank {number}": pid for number, pid in enumerate(run.find(script))}
-    servers = {f"server {number}": pid for number, pid in enumerate(run.find_role("server"))}
-    return {**ranks, **servers}
 
 
 def private_bytes(pid: int) -> int:

@@ -103,9 +103,16 @@ def write(page: Page, programs: Sequence[Program], path: Path) -> None:
 
 def text(page: Page, programs: Sequence[Program]) -> str:
     """The page in Markdown."""
-    parts = [INTRODUCTION, markdown(table([each.figure for each in page.figures], programs))]
-    parts += [_when(page), _failures(page), _damages(page)]
-    return "\n".join(part.rstrip() + "\n" for part in parts if part)
+    tables = [table([each.figure for each in page.figures], programs), _when(page)]
+    failures = [
+        Row([one.figure.number, BACKENDS.get(one.figure.backend, "all"), each.what, f"`{each.command}`"])
+        for one in page.figures
+        for each in one.figure.failures
+    ]
+    if failures:
+        tables.append(Table("Failures", ["#", "backend", "case", "try again"], failures, names=4))
+    tables += [_damage_table(page.damages)] if page.damages else []
+    return "\n".join(part.rstrip() + "\n" for part in (INTRODUCTION, *map(markdown, tables)))
 
 
 def table(figures: Sequence[Figure], programs: Sequence[Program]) -> Table:
@@ -154,43 +161,26 @@ def shown(page: Page, programs: Sequence[Program]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _when(page: Page) -> str:
-    rows = []
+def _when(page: Page) -> Table:
+    rows, keys = [], ("machine", "date", "commit", "minutes", "seed")
     for number, facts in enumerate(page.commands):
         about = list(dict.fromkeys(each.figure.number for each in page.figures if number in each.commands))
         about += ["damages"] if number in page.damaged_by else []
-        keys = ("machine", "date", "commit", "minutes", "seed")
         rows.append(Row([", ".join(about), *(str(facts[name]) for name in keys)]))
-    return markdown(
-        Table("Measured", ["figures", "machine", "date", "commit", "minutes", "seed"], rows, names=4)
-    )
-
-
-def _failures(page: Page) -> str:
-    found = [(one.figure, each) for one in page.figures for each in one.figure.failures]
-    if not found:
-        return ""
-    rows = [
-        Row([figure.number, BACKENDS.get(figure.backend, "all"), each.what, f"`{each.command}`"])
-        for figure, each in found
-    ]
-    return markdown(Table("Failures", ["#", "backend", "case", "try again"], rows, names=4))
-
-
-def _damages(page: Page) -> str:
-    return markdown(_damage_table(page.damages)) if page.damages else ""
+    return Table("Measured", ["figures", *keys], rows, names=4)
 
 
 def _damage_table(damages: Sequence[Caught]) -> Table:
     words = {True: "yes", False: "**no**", None: "not tried"}
+
+    def order(each: Caught) -> tuple[object, ...]:
+        number = int(each.number) if each.number.isdigit() else 100
+        return number, each.number, each.damage, each.backend
+
     rows = [
         Row([each.number, each.damage, BACKENDS.get(each.backend, "all"), words[each.noticed], each.said])
-        for each in sorted(damages, key=lambda each: (_order(each.number), each.damage, each.backend))
+        for each in sorted(damages, key=order)
     ]
     return Table(
         "Deliberate damage", ["#", "damage", "backend", "caught", "what the figure says"], rows, names=5
     )
-
-
-def _order(number: str) -> tuple[int, str]:
-    return (int(number), "") if number.isdigit() else (100, number)

@@ -15,7 +15,7 @@ from typing import Iterator
 
 from tests.faults.attack_pipelines import KILLED, RANKS, STEPS, Case, undisturbed
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless, named
-from tests.faults.jobs import LAST, Job, find, last_step, wait_for_step, whole
+from tests.faults.jobs import LAST, NOT_RESCUED, Job, find, last_step, wait_for_step, whole
 from tests.processes import Run, until
 from training.pipeline.options import SCHEDULES
 from training.pipeline.placement import PLACEMENTS
@@ -95,14 +95,7 @@ PROGRAM = Program(
     cases=cases,
     attempt=attempt,
     damages={
-        "nobody saves": Damage(
-            CASE,
-            "is lost",
-            """
-import training.rescue
-training.rescue.Rescue._save = lambda self, has_first: ""
-""",
-        ),
+        "nobody saves": Damage(CASE, "is lost", NOT_RESCUED),
         "the position in the data is the step's before": Damage(
             CASE,
             "not the undisturbed run's",

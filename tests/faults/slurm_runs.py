@@ -9,14 +9,13 @@ takes; a quarter of an hour).
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
 from typing import Any
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
-from tests.faults.jobs import SCRIPTS, Job, metrics
+from tests.faults.jobs import SCRIPTS, Job, json_lines, metrics
 from tests.processes import run_command, until
 from tests.slurm_cluster import Cluster, slurm_cluster
 
@@ -61,8 +60,8 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
 def steps_in(cluster: Cluster, setting: Setting) -> int:
     """Steps that this machine does in WORK_SECONDS, by a job of 40."""
     cluster.wait_for(submitted(cluster, setting, "probe", 40), "COMPLETED", SECONDS)
-    path = cluster.folder / "probe" / "metrics.jsonl"
-    times = [json.loads(line)["time"] for line in path.read_text("utf-8").splitlines() if "mlm_loss" in line]
+    lines = json_lines(cluster.folder / "probe" / "metrics.jsonl")
+    times = [each["time"] for each in lines if "mlm_loss" in each]
     return int(WORK_SECONDS * (len(times) - 1) / (times[-1] - times[0]))
 
 

@@ -246,11 +246,7 @@ def _hello(rank: int, host: bytes = b"node-7") -> bytes:
     return _FIXED.pack(wire.HELLO, rank, 4711, 0.0) + host
 
 
-def _wrong_types(draw: random.Random, token: bytes) -> bytes:
-    """A payload that is sealed with the right token and says nothing that a rank says."""
-    return _frame(draw.choice(WRONG)(draw), token)
-
-
+# Payloads that say nothing that a rank says.
 WRONG: tuple[Callable[[random.Random], bytes], ...] = (
     lambda draw: b"",
     lambda draw: draw.randbytes(draw.randrange(1, 40)) if hasattr(draw, "randbytes") else b"\xff" * 40,
@@ -278,7 +274,7 @@ MESSAGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "an unfinished frame": lambda draw, token: _frame(_hello(3), token)[: draw.randrange(70)],
     "one bit": lambda draw, token: _flipped(_frame(_hello(3), token), draw),
     "a rank's own, again": lambda draw, token: _frame(_hello(draw.choice((1, 2))), token),
-    "wrong types": _wrong_types,
+    "wrong types": lambda draw, token: _frame(draw.choice(WRONG)(draw), token),
     "two at once": lambda draw, token: _frame(_hello(1), token) * 2,
 }
 

@@ -132,21 +132,15 @@ def unlike_metrics(found: Lines, expected: Lines, limit: float) -> Iterator[str]
     if places[0] != places[1]:
         yield f"metrics of steps {places[0]}, not {places[1]}"
         return
-    difference, where = farthest(found, expected)
-    if not difference <= limit:
-        yield f"the losses differ by {difference:.1e}, relative ({where})"
-
-
-def farthest(found: Lines, expected: Lines) -> tuple[float, str]:
-    """The largest relative difference of a figure in two runs' metrics, and its name and step."""
-    worst = (0.0, "")
+    worst, where = 0.0, ""
     for one, other in zip(found, expected):
         for name in FIGURES:
             if name in other:
                 difference = abs(one[name] - other[name]) / max(abs(other[name]), 1e-6)
-                if math.isnan(difference) or difference > worst[0]:
-                    worst = difference, f"{name} of step {other['step']}"
-    return worst
+                if math.isnan(difference) or difference > worst:
+                    worst, where = difference, f"{name} of step {other['step']}"
+    if not worst <= limit:
+        yield f"the losses differ by {worst:.1e}, relative ({where})"
 
 
 def _digest(batch: Any) -> str:

@@ -35,8 +35,7 @@ from setup import (
 from setup.building import Source, Tools
 from setup.environment import Environment
 from setup.errors import SetupError
-from setup.failure import excerpt
-from setup.progress import Progress, Stopped
+from setup.progress import Progress, Stopped, excerpt
 from tests.processes import LIMIT, run_command, until, wait_for_file
 
 ROOT = Path(__file__).resolve().parents[2]

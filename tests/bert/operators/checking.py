@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -34,6 +35,36 @@ def run(
     if output_gradient is not None:
         output.backward(mx.nd.array(output_gradient, dtype=output.dtype))
     return output.asnumpy(), [inputs[index].grad.asnumpy() for index in differentiable]
+
+
+def packed(*weights: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
+    with mx.autograd.pause():
+        return mx.nd.bert_pack(*weights, num_weights=len(weights), dtype=dtype)
+
+
+def assert_same(
+    operators: Sequence[Callable[..., mx.nd.NDArray]],
+    arrays: Sequence[np.ndarray],
+    differentiable: Sequence[int],
+    tolerance: float,
+    sizes_of: Mapping[int, int],
+    **options: Any,
+) -> None:
+    """Two operators with the same dropout: their outputs, and their gradients to `tolerance` of the largest
+    number of each, or of that of another input where `sizes_of` names one. The first array has the output's
+    shape."""
+    dy = np.random.default_rng(3).standard_normal(arrays[0].shape).astype("float32")
+    results = []
+    for operator in operators:
+        mx.random.seed(7)
+        results.append(run(partial(operator, **options), arrays, dy, differentiable))
+    (output, gradients), (expected, expected_gradients) = results
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    sizes = {index: np.abs(other).max() for index, other in zip(differentiable, expected_gradients)}
+    for index, gradient, other in zip(differentiable, gradients, expected_gradients):
+        assert gradient.shape == other.shape
+        size = max(sizes[index], sizes[sizes_of.get(index, index)], 1e-3)
+        assert np.abs(gradient - other).max() <= tolerance * size, index
 
 
 @contextlib.contextmanager
@@ -70,10 +101,9 @@ def directional_derivative(
     index: int,
     direction: np.ndarray,
     output_gradient: np.ndarray,
-    step: float = 1e-5,
 ) -> float:
     """d/dh sum(reference(..., arrays[index] + h * direction, ...) * output_gradient) at 0, in float64."""
-    values = []
+    step, values = 1e-5, []
     for sign in (1, -1):
         moved = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
         moved[index] = moved[index] + sign * step * direction

@@ -9,10 +9,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.bert.operators.checking import EPS, PREDICT, TRAIN, low, run
+from tests.bert.operators.checking import EPS, PREDICT, TRAIN, assert_same, low, packed, run
 from tests.bert.operators.test_gelu import reference as gelu
 from tests.bert.operators.test_gelu import slope
-from tests.bert.operators.test_norm import add_norm
+from tests.bert.operators.test_norm import add_norm, norm_backward
 
 # Shape of x without its last axis, units, hidden.
 SHAPES = [((1,), 3, 5), ((2, 3), 17, 40), ((33,), 48, 100), ((5, 16), 96, 384), ((300,), 64, 320)]
@@ -27,14 +27,9 @@ def random_inputs(leading, units: int, hidden: int, rng: np.random.Generator) ->
     return [(rng.standard_normal(s) * scale).astype("float32") for s, scale in zip(shapes, scales)]
 
 
-def packed(weight: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
-    with mx.autograd.pause():
-        return mx.nd.bert_pack(weight, num_weights=1, dtype=dtype)
-
-
 def fused(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
     return mx.nd.bert_feed_forward(
-        *arrays, mx.nd.array([mode]), packed(arrays[1], dtype), packed(arrays[3], dtype),
+        *arrays, mx.nd.array([mode]), packed(arrays[1], dtype=dtype), packed(arrays[3], dtype=dtype),
         dtype=dtype, form=form, dropout=dropout, eps=EPS,
     )[0]  # fmt: skip
 
@@ -44,7 +39,7 @@ def one_by_one(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
 
     def product(left, weight):
         attributes = {"num_weights": 1, "bias": 0, "dtype": dtype}
-        return mx.nd.bert_dense(left, weight, packed(weight, dtype), **attributes)
+        return mx.nd.bert_dense(left, weight, packed(weight, dtype=dtype), **attributes)
 
     hidden = mx.nd.bert_bias_gelu(product(x, weight_1), bias_1, form=form)
     outer = product(hidden, weight_2)
@@ -56,8 +51,8 @@ def inner_is_rounded(arrays) -> bool:
     """Whether products are on tiles: what goes into GELU is then kept for the backward pass as bfloat16."""
     arrays = [mx.nd.array(array) for array in arrays]
     inner = mx.nd.bert_feed_forward(
-        *arrays, mx.nd.array([TRAIN]), packed(arrays[1], "bfloat16"), packed(arrays[3], "bfloat16"),
-        dtype="bfloat16", form="erf", dropout=0, eps=EPS,
+        *arrays, mx.nd.array([TRAIN]), packed(arrays[1], dtype="bfloat16"),
+        packed(arrays[3], dtype="bfloat16"), dtype="bfloat16", form="erf", dropout=0, eps=EPS,
     )[2]  # fmt: skip
     return inner.size != arrays[0].size // arrays[0].shape[-1] * arrays[1].shape[0]
 
@@ -81,13 +76,9 @@ def test_gradients_with_the_same_roundings(leading, units, hidden, form, dtype):
     x, dy = x.reshape(-1, units), dy.reshape(-1, units).astype("float64")
     inner = near(x) @ near(weight_1).T + bias_1
     summed = x + near(gelu(inner, 0, form)) @ near(weight_2).T + bias_2
-    spread = np.sqrt(summed.var(axis=1, keepdims=True) + EPS)
-    normal = (summed - summed.mean(axis=1, keepdims=True)) / spread
+    normal, d_summed = norm_backward(summed, gamma, dy)
     if dtype == "float32":
         np.testing.assert_allclose(output.reshape(x.shape), normal * gamma + beta, rtol=1e-6, atol=2e-5)
-    d_normal = dy * gamma
-    d_summed = d_normal - d_normal.mean(axis=1, keepdims=True)
-    d_summed = (d_summed - normal * (d_normal * normal).mean(axis=1, keepdims=True)) / spread
     kept = near(inner) if inner_is_rounded(arrays) else inner
     d_inner = near(d_summed) @ near(weight_2) * slope(kept, form)
     expected = [
@@ -110,17 +101,7 @@ def test_gradients_with_the_same_roundings(leading, units, hidden, form, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
 def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, form):
-    rng = np.random.default_rng(3)
-    arrays = random_inputs(leading, units, hidden, rng)
-    dy = rng.standard_normal(arrays[0].shape).astype("float32")
-    results = []
-    for operator in (fused, one_by_one):
-        mx.random.seed(7)
-        options = {"dtype": dtype, "dropout": 0.3, "mode": mode, "form": form}
-        results.append(run(partial(operator, **options), arrays, dy, FLOATS))
-    (output, gradients), (expected, expected_gradients) = results
+    arrays = random_inputs(leading, units, hidden, np.random.default_rng(3))
     tolerance = 8e-3 if dtype == "bfloat16" and inner_is_rounded(arrays) else 2e-5
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-    for index, (gradient, other) in enumerate(zip(gradients, expected_gradients)):
-        assert gradient.shape == other.shape
-        assert np.abs(gradient - other).max() <= tolerance * max(np.abs(other).max(), 1e-3), index
+    options = {"dtype": dtype, "dropout": 0.3, "mode": mode, "form": form}
+    assert_same((fused, one_by_one), arrays, FLOATS, tolerance, {}, **options)

@@ -20,6 +20,15 @@ def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * gamma + beta
 
 
+def norm_backward(x: np.ndarray, gamma: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of a layer norm in float64: its numbers before gamma and beta, and the gradient of x."""
+    spread = np.sqrt(x.var(axis=-1, keepdims=True) + EPS)
+    normal = (x - x.mean(axis=-1, keepdims=True)) / spread
+    d_normal = dy.astype("float64") * gamma
+    centred = d_normal - d_normal.mean(axis=-1, keepdims=True)
+    return normal, (centred - normal * (d_normal * normal).mean(axis=-1, keepdims=True)) / spread
+
+
 def add_norm(x, bias, residual, gamma, beta, factors=1.0):
     return layer_norm(residual + (x + bias) * factors, gamma, beta)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from bert.fused import places_of
 from tests.bert.operators import test_attention
-from tests.bert.operators.checking import EPS, PREDICT, TRAIN, low, run
-from tests.bert.operators.test_norm import add_norm
+from tests.bert.operators.checking import EPS, PREDICT, TRAIN, assert_same, low, packed, run
+from tests.bert.operators.test_norm import add_norm, norm_backward
 
 # Batch, length, heads, head size: as in test_attention.py, and sizes that fill no tile.
 SHAPES = [(1, 1, 1, 1), (3, 7, 2, 5), (2, 33, 3, 8), (1, 130, 2, 24), (5, 64, 2, 64), (1, 300, 1, 16)]
@@ -38,11 +39,6 @@ def random_inputs(shape: tuple, rng: np.random.Generator) -> list[np.ndarray]:
         *(normal((units,), 0.1) for _ in range(3)), normal((units, units), scale), normal((units,), 0.1),
         normal((units,), 1), normal((units,), 1),
     ]  # fmt: skip
-
-
-def packed(*weights: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
-    with mx.autograd.pause():
-        return mx.nd.bert_pack(*weights, num_weights=len(weights), dtype=dtype)
 
 
 def fused(*arrays, heads, dtype="float32", dropout=0.0, mode=TRAIN):
@@ -118,13 +114,9 @@ def test_gradients_with_the_same_roundings(shape, dtype):
     context = kept(side_by_side(near(numerators) @ value / denominators))
 
     summed = x + near(context) @ near(projection).T + bias
-    spread = np.sqrt(summed.var(axis=-1, keepdims=True) + EPS)
-    normal = (summed - summed.mean(axis=-1, keepdims=True)) / spread
+    normal, d_summed = norm_backward(summed, gamma, dy)
     if dtype == "float32":
         np.testing.assert_allclose(output, normal * gamma + beta, rtol=1e-6, atol=3e-5)
-    d_normal = dy.astype("float64") * gamma
-    d_summed = d_normal - d_normal.mean(axis=-1, keepdims=True)
-    d_summed = (d_summed - normal * (d_normal * normal).mean(axis=-1, keepdims=True)) / spread
 
     d_context = in_heads(near(near(d_summed) @ near(projection)), heads)
     mean = (d_context * in_heads(context, heads)).sum(axis=-1, keepdims=True)
@@ -159,36 +151,21 @@ def test_gradients_with_the_same_roundings(shape, dtype):
         assert np.median(difference) <= (1e-4 if other.ndim > 1 else 5e-4) * sizes[index] + 1e-7, index
 
 
-def assert_same(results: list[tuple], tolerance: float = 2e-5) -> None:
-    (output, gradients), (expected, expected_gradients) = results
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-    sizes = {index: np.abs(other).max() for index, other in zip(FLOATS, expected_gradients)}
-    sizes[KEY_BIAS] = max(sizes[KEY_BIAS], sizes[QUERY_BIAS])
-    for index, gradient, other in zip(FLOATS, gradients, expected_gradients):
-        assert gradient.shape == other.shape
-        assert np.abs(gradient - other).max() <= tolerance * max(sizes[index], 1e-3), index
+def check_both(arrays: list[np.ndarray], dtype: str, heads: int, **options: Any) -> None:
+    # 2^-8 of a number where one of them rounds what lies between the products.
+    tolerance = 8e-3 if dtype == "bfloat16" and is_packed(arrays, heads) else 2e-5
+    options = {"heads": heads, "dtype": dtype, **options}
+    assert_same((fused, one_by_one), arrays, FLOATS, tolerance, {KEY_BIAS: QUERY_BIAS}, **options)
 
 
 @pytest.mark.parametrize("mode", [TRAIN, PREDICT])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_same_as_four_operators(shape, dtype, mode):
-    rng = np.random.default_rng(3)
-    arrays = random_inputs(shape, rng)
+    arrays = random_inputs(shape, np.random.default_rng(3))
     if shape[0] > 2:
         arrays[LENGTHS][-1] = 0
-    dy = rng.standard_normal(arrays[X].shape).astype("float32")
-    results = []
-    for operator in (fused, one_by_one):
-        mx.random.seed(7)
-        options = {"heads": shape[2], "dtype": dtype, "dropout": 0.3, "mode": mode}
-        results.append(run(partial(operator, **options), arrays, dy, FLOATS))
-    assert_same(results, tolerance_of(arrays, dtype, shape[2]))
-
-
-def tolerance_of(arrays: list[np.ndarray], dtype: str, heads: int) -> float:
-    """Of gradients: 2^-8 of a number where one of them rounds what lies between the products."""
-    return 8e-3 if dtype == "bfloat16" and is_packed(arrays, heads) else 2e-5
+    check_both(arrays, dtype, shape[2], dropout=0.3, mode=mode)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -199,13 +176,7 @@ def test_sequences_end_to_end(multiple, dtype, size):
     arrays = random_inputs((1, 1, 2, size), rng)
     arrays[LENGTHS] = places_of(np.array([70, 1, 33], np.int32), 70, multiple)
     arrays[X] = rng.standard_normal((len(arrays[LENGTHS]), 2 * size)).astype("float32")
-    dy = rng.standard_normal(arrays[X].shape).astype("float32")
-    results = []
-    for operator in (fused, one_by_one):
-        mx.random.seed(8)
-        options = {"heads": 2, "dtype": dtype, "dropout": 0.2}
-        results.append(run(partial(operator, **options), arrays, dy, FLOATS))
-    assert_same(results, tolerance_of(arrays, dtype, 2))
+    check_both(arrays, dtype, 2, dropout=0.2)
 
 
 @pytest.mark.parametrize("dtype, size", [("float32", 16), ("bfloat16", 16), ("bfloat16", 32)])

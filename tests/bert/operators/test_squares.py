@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 
 from tests.bert.operators import test_feed_forward, test_self_attention
-from tests.bert.operators.checking import EPS, TRAIN
+from tests.bert.operators.checking import EPS, TRAIN, packed
 
 HEADS = 2
 DTYPES = ["float32", "bfloat16", "bfloat16x3"]
 
 
 def attention(arrays: list, mode: mx.nd.NDArray, dtype: str, **options) -> mx.nd.NDArray:
-    packed = [test_self_attention.packed(*group, dtype=dtype) for group in (arrays[2:5], arrays[8:9])]
+    copies = [packed(*group, dtype=dtype) for group in (arrays[2:5], arrays[8:9])]
     return mx.nd.bert_self_attention(
-        *arrays, mode, *packed, heads=HEADS, dtype=dtype, dropout=0.1, eps=EPS, **options
+        *arrays, mode, *copies, heads=HEADS, dtype=dtype, dropout=0.1, eps=EPS, **options
     )
 
 
 def feed_forward(arrays: list, mode: mx.nd.NDArray, dtype: str, **options) -> mx.nd.NDArray:
-    packed = [test_feed_forward.packed(weight, dtype) for weight in arrays[1:4:2]]
+    copies = [packed(weight, dtype=dtype) for weight in arrays[1:4:2]]
     return mx.nd.bert_feed_forward(
-        *arrays, mode, *packed, form="erf", dtype=dtype, dropout=0.1, eps=EPS, **options
+        *arrays, mode, *copies, form="erf", dtype=dtype, dropout=0.1, eps=EPS, **options
     )
 
 
