@@ -25,7 +25,7 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
+from typing import IO, Any, Callable, Hashable, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.errors import InputError
@@ -35,7 +35,7 @@ from base.quantities import duration
 from comparison.backends import ROOT, Cluster
 from comparison.options import Launching
 from comparison.report import PLANNING, Report, as_json, beside, write_text
-from comparison.settings import S, order_of_repeat
+from comparison.settings import Turn, order_of_repeat
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -50,32 +50,7 @@ _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
 
 
-class _Work(Hashable, Protocol):
-    """A launch to be made."""
-
-    @property
-    def repeat(self) -> int: ...
-
-    @property
-    def setting(self) -> Hashable: ...
-
-
-R = TypeVar("R")  # what a launch has left
-W = TypeVar("W", bound=_Work)
-
-
-class Turn(NamedTuple):
-    """A launch to be made of a setting that has a name. Its record is the file of its own name."""
-
-    setting: Any
-    repeat: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.setting.name}-{self.repeat + 1}"
-
-
-def turns_of(settings: Sequence[S], options: Launching) -> list[Turn]:
+def turns_of(settings: Sequence[Any], options: Launching) -> list[Turn]:
     """All launches, in an order drawn for every repeat."""
     return [
         Turn(setting, repeat)
@@ -167,7 +142,7 @@ class Store:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
         write_text(self.folder / name, as_json(values))
 
-    def load(self, name: str, read: Callable[[Any], R]) -> R | None:
+    def load(self, name: str, read: Callable[[Any], Any]) -> Any:
         """`read` of the values of a JSON file; None where there is no such file.
 
         Raises:
@@ -242,7 +217,7 @@ class Said(NamedTuple):
     failed: bool = False
 
 
-class Campaign(abc.ABC, Generic[W, R]):
+class Campaign(abc.ABC):
     """Launches in their order, and a report of them. A subclass says how one is made and what it means.
 
     Args:
@@ -257,7 +232,7 @@ class Campaign(abc.ABC, Generic[W, R]):
     rule: str  # in words: what `guess` goes by
     left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
-    def __init__(self, options: Launching, store: Store, works: Sequence[W], made: dict[W, R]):
+    def __init__(self, options: Launching, store: Store, works: Sequence[Turn], made: dict[Turn, Any]):
         self.options, self.store, self.works, self.made = options, store, works, made
 
     @property
@@ -273,37 +248,37 @@ class Campaign(abc.ABC, Generic[W, R]):
         }
 
     @abc.abstractmethod
-    def title(self, work: W) -> str:
+    def title(self, work: Turn) -> str:
         """Name of a launch, for people."""
 
     @abc.abstractmethod
-    def command(self, work: W, folder: Path) -> Sequence[str]:
+    def command(self, work: Turn, folder: Path) -> Sequence[str]:
         """The words of a launch that leaves its files below `folder`, the store's."""
 
     @abc.abstractmethod
-    def guess(self, work: W) -> float:
+    def guess(self, work: Turn) -> float:
         """Seconds that a launch may take, before any is made."""
 
     @abc.abstractmethod
-    def launch(self, work: W) -> Said:
+    def launch(self, work: Turn) -> Said:
         """Makes a launch, keeps it in the store and adds it to `made`."""
 
     @abc.abstractmethod
-    def will_run(self, work: W) -> bool:
+    def will_run(self, work: Turn) -> bool:
         """False for a launch of which nothing is expected, after those made so far."""
 
     @abc.abstractmethod
-    def report_of(self, records: Sequence[R], complete: bool) -> tuple[Report, list[str]]:
+    def report_of(self, records: Sequence[Any], complete: bool) -> tuple[Report, list[str]]:
         """The report of the launches so far, and a line for each setting that was wrong or failed."""
 
     def seconds(self, record: Any) -> float:
         """Time that a launch took."""
         return float(record["seconds"])
 
-    def prepare(self, progress: Printed) -> None:
+    def prepare(self, progress: Printed) -> None:  # noqa: B027
         """Before the first launch of a call."""
 
-    def after(self, progress: Printed, work: W) -> None:
+    def after(self, progress: Printed, work: Turn) -> None:  # noqa: B027
         """After a launch."""
 
     def dry_run(self) -> int:
@@ -373,7 +348,7 @@ class Campaign(abc.ABC, Generic[W, R]):
             raise interrupt
         return code
 
-    def seconds_left(self, todo: Sequence[W]) -> float:
+    def seconds_left(self, todo: Sequence[Turn]) -> float:
         """Estimate for launches to come: each is taken to last as long as its like did, or else as all."""
         made = {work: self.seconds(record) for work, record in self.made.items()}
         total = 0.0

@@ -12,8 +12,7 @@ from comparison.emulation.command import emulate
 from comparison.merge import merge
 from comparison.messages.command import compare_messages
 from comparison.options import EmulationOptions, MergeOptions, MessagesOptions, RunsOptions, parse_options
-from comparison.projection.command import project
-from comparison.projection.options import ProjectionOptions
+from comparison.projection.command import ProjectionOptions, project
 from comparison.runs.command import compare_runs
 
 _COMPARISONS: Mapping[type, Callable[[Any], int]] = {

@@ -32,7 +32,7 @@ from comparison.emulation.plan import OfEmulation
 from comparison.emulation.plan import Setting as EmulatedSetting
 from comparison.emulation.plan import settings_of as emulated_settings
 from comparison.messages.plan import Cell, Message, OfMessages, parse_messages
-from comparison.projection.options import ProjectionOptions
+from comparison.projection.command import ProjectionOptions
 from comparison.runs.record import Steps
 from comparison.settings import Setting, all_settings
 from comparison.verdicts import FEWEST_REPEATS

@@ -26,7 +26,7 @@ from base.memory import available_bytes
 from base.options import options_in
 from bert.configuration import parse_model
 from comparison.backends import ROOT, environment
-from comparison.campaign import Campaign, Said, Store, Turn, turns_of, what_counts
+from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
 from comparison.emulation import network
 from comparison.emulation.plan import (
     LEAST_STEPS,
@@ -52,6 +52,7 @@ from comparison.projection.command import plan_of
 from comparison.projection.model import Projection, project
 from comparison.projection.workload import Workload
 from comparison.report import Report, as_json, write_text
+from comparison.settings import Turn
 
 FOLDER = "emulation"  # under --output
 LOG, PLAN, CLUSTER = "run.log", "plan.json", "cluster.json"
@@ -123,7 +124,7 @@ def _key(group: Group) -> tuple[str, str, int]:
     return group.work, group.dtype, group.accumulate
 
 
-class Emulation(Campaign[Turn, "dict[str, Any]"]):
+class Emulation(Campaign):
     """Launches of emulated clusters, contenders of a group next to each other."""
 
     options: EmulationOptions

@@ -14,9 +14,8 @@ from comparison.canvas import colour, ideal_style, legend_below, marker, plain, 
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import TRACE, Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
-from comparison.report import Found, Report, judged, report_on
+from comparison.report import Found, Report, judged, report_on, size, with_range
 from comparison.verdicts import Pair, Spread, compare, spread
-from comparison.wording import size, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

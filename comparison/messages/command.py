@@ -22,12 +22,13 @@ from typing import Any, Mapping, Sequence
 from base.json_files import read_json_lines
 from base.memory import available_bytes
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words, merged
-from comparison.campaign import Campaign, Said, Store, Turn, turns_of, what_counts
+from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
 from comparison.messages.plan import Cell, Message, left_out_of, worker_plan
 from comparison.messages.report import report_of
 from comparison.options import MessagesOptions
 from comparison.report import Report, as_json, write_text
+from comparison.settings import Turn
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 START_S, RATE = 10.0, 2e8  # a launch's start and bytes a second, before one was made
@@ -58,7 +59,7 @@ def compare_messages(options: MessagesOptions) -> int:
         return sweep.dry_run() if options.dry_run else sweep.run(Path(options.output))
 
 
-class Sweep(Campaign[Turn, "dict[str, Any]"]):
+class Sweep(Campaign):
     """Launches that send messages, backends with as many ranks next to each other. `unfit`: messages that do
     not fit into memory, with the reason."""
 

@@ -26,8 +26,7 @@ from comparison.projection.pipelines import (
 )
 from comparison.projection.validation import Point, mean_deviation
 from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
-from comparison.report import Part, Report
-from comparison.wording import milliseconds, size
+from comparison.report import Part, Report, column_table, milliseconds, size
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
 from training.pipeline.schedule import bubble
 
@@ -239,10 +238,8 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         [project_pipeline(work, pipeline, plan.cluster, gpus) for gpus in plan.gpus] for pipeline in pipelines
     ]
     own = [
-        Table(
-            f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}",
-            list(COLUMNS),
-            [Row([cell(each) for cell in COLUMNS.values()]) for each in projections],
+        column_table(
+            f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}", COLUMNS, projections
         )
         for pipeline, projections in zip(pipelines, found)
     ]

@@ -19,11 +19,11 @@ from comparison.canvas import (
     thousands,
     whiskers,
 )
+from comparison.report import share_with_extremes
 from comparison.runs import agreement
 from comparison.runs.results import Breakdown, Results
 from comparison.runs.sections import short_reason
 from comparison.settings import Group, Setting
-from comparison.wording import share_with_extremes
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
 from training.profiling.trace import COPYING, DATA_WAIT

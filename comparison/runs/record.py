@@ -11,7 +11,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from base.errors import InputError
 from base.json_files import read_json_lines
 from comparison.launch import Launched, reason_of_exit
-from comparison.settings import Setting
+from comparison.settings import Setting, Turn
 from training.checkpoint import PARAMS, read_manifest
 from training.profiling.breakdown import break_down
 from training.profiling.trace import read_trace
@@ -27,18 +27,6 @@ class Steps(NamedTuple):
     total: int
     warm_up: int
     interval: int
-
-
-class Work(NamedTuple):
-    """One launch to be made. `kind`: of comparison.runs.record."""
-
-    setting: Setting
-    kind: str
-    repeat: int
-
-    def __str__(self) -> str:
-        which = "profile" if self.kind == PROFILED else "repeat"
-        return f"{self.setting.name} {which} {self.repeat + 1}"
 
 
 class Interval(NamedTuple):
@@ -116,7 +104,7 @@ class Record:
 
 
 def read_run(
-    work: Work, steps: Steps, launched: Launched, directory: Path, command: Sequence[str], begun: str
+    work: Turn, steps: Steps, launched: Launched, directory: Path, command: Sequence[str], begun: str
 ) -> Record:
     """The record of a launch that has ended, with figures or with the reason why there are none."""
     record = Record(

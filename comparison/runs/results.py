@@ -13,11 +13,11 @@ from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
 from comparison.backends import RINGS
+from comparison.report import title_of
 from comparison.runs import agreement
 from comparison.runs.record import PROFILED, TIMED, Record
 from comparison.settings import Group, Setting
 from comparison.verdicts import Pair, Spread, compare, spread
-from comparison.wording import title_of
 from training.profiling.breakdown import EXPOSED, PARTS
 
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")

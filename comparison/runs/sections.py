@@ -9,7 +9,7 @@ from typing import Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.report import judged
+from comparison.report import judged, memory, share_with_extremes, size, with_extremes, with_quartiles
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
@@ -23,13 +23,6 @@ from comparison.runs.results import (
 )
 from comparison.settings import Setting
 from comparison.verdicts import Spread
-from comparison.wording import (
-    memory,
-    share_with_extremes,
-    size,
-    with_extremes,
-    with_quartiles,
-)
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 _LEAST_MS = 0.0005  # of communication: less is none

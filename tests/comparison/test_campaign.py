@@ -10,13 +10,12 @@ import pytest
 from base.errors import InputError
 from comparison.backends import Cluster
 from comparison.campaign import Store, versions, what_counts
-from comparison.runs.command import Runs
-from comparison.runs.launches import finished, keep_outcome, make_directory, path_of, save
-from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record, Work
-from comparison.settings import Setting
+from comparison.runs.command import Runs, finished, keep_outcome, make_directory, path_of
+from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record
+from comparison.settings import Setting, Turn
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
-WORK = Work(SETTING, TIMED, 0)
+WORK = Turn(SETTING, 0, TIMED)
 PLAN = {
     "--backends": ["hvd_mpi", "byteps"],
     "num_steps": 60,
@@ -34,12 +33,12 @@ def load(store: Store) -> Record | None:
 
 
 def test_records_come_back(tmp_path):
-    works = [WORK, Work(SETTING, PROFILED, 0), Work(SETTING, TIMED, 1)]
+    works = [WORK, Turn(SETTING, 0, PROFILED), Turn(SETTING, 1, TIMED)]
     with Store(str(tmp_path / "out")) as store:
         store.agree_on(PLAN, 5)
         assert finished(store, works) == {}
         make_directory(store, WORK)
-        save(store, record(seconds=3.5))
+        store.save(f"{path_of(WORK)}/record.json", record(seconds=3.5))
     with Store(str(tmp_path / "out")) as store:
         assert finished(store, works) == {WORK: record(seconds=3.5)}
 
@@ -133,26 +132,26 @@ SLOW, FAST = Setting("byteps", 2, "float32", 512), Setting("hvd_mpi", 2, "float3
 ALONE = Setting("hvd_mpi", 1, "float32", 512)
 
 
-def made(*launches: tuple[Work, float]) -> dict[Work, Record]:
+def made(*launches: tuple[Turn, float]) -> dict[Turn, Record]:
     return {work: Record(work.setting, work.kind, work.repeat, seconds=seconds) for work, seconds in launches}
 
 
 def test_each_launch_is_taken_to_last_as_long_as_its_like(tmp_path):
     known = made(
-        (Work(SLOW, TIMED, 0), 30.0),
-        (Work(SLOW, TIMED, 1), 20.0),
-        (Work(FAST, TIMED, 0), 10.0),
-        (Work(SLOW, PROFILED, 0), 90.0),
+        (Turn(SLOW, 0, TIMED), 30.0),
+        (Turn(SLOW, 1, TIMED), 20.0),
+        (Turn(FAST, 0, TIMED), 10.0),
+        (Turn(SLOW, 0, PROFILED), 90.0),
     )
 
-    def left(todo: list[Work]) -> float:
+    def left(todo: list[Turn]) -> float:
         return Runs(None, None, Store(str(tmp_path)), [], known).seconds_left(todo)
 
-    assert left([Work(FAST, TIMED, 1)]) == 10
-    assert left([Work(SLOW, TIMED, 2), Work(SLOW, TIMED, 3)]) == 50
+    assert left([Turn(FAST, 1, TIMED)]) == 10
+    assert left([Turn(SLOW, 2, TIMED), Turn(SLOW, 3, TIMED)]) == 50
     # Another backend with as many workers; then anything at all.
-    assert left([Work(Setting("hvd_gloo", 2, "float32", 512), TIMED, 0)]) == 20
-    assert left([Work(ALONE, TIMED, 0)]) == 25
+    assert left([Turn(Setting("hvd_gloo", 2, "float32", 512), 0, TIMED)]) == 20
+    assert left([Turn(ALONE, 0, TIMED)]) == 25
     assert left([]) == 0
     known.clear()
-    assert left([Work(FAST, TIMED, 1)]) == 0
+    assert left([Turn(FAST, 1, TIMED)]) == 0

@@ -10,8 +10,8 @@ import pytest
 
 from comparison.launch import Launched
 from comparison.report import plain
-from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, Work, read_run
-from comparison.settings import Setting
+from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, read_run
+from comparison.settings import Setting, Turn
 from training.checkpoint import save
 
 SETTING = Setting("byteps", 2, "float32", 512)
@@ -35,7 +35,7 @@ def read(directory, lines, log="", kind=TIMED, steps=STEPS, saved=True, **how) -
     launched = Launched(**{"returncode": 0, "seconds": 12.0, "timed_out": False, "peak_bytes": {"worker": 5},
                            "begun": 990.0, **how})  # fmt: skip
     return read_run(
-        Work(SETTING, kind, 3), steps, launched, directory, ["mpirun"], "2030-01-01T00:00:00+00:00"
+        Turn(SETTING, 3, kind), steps, launched, directory, ["mpirun"], "2030-01-01T00:00:00+00:00"
     )
 
 
