@@ -1,7 +1,6 @@
 """Horovod against BytePS, side by side: the parts of compare.py, without MXNet.
 
 options      the command line
-main         the comparison that the options choose, and the exit code
 settings     settings, their launches, and the order of these
 campaign     the loop over launches, and a directory that a second call continues
 backends     the number of GPUs, and the command that starts each backend's ranks

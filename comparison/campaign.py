@@ -19,6 +19,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import signal
 import statistics
 import sys
@@ -31,10 +32,10 @@ from base import machine
 from base.errors import InputError
 from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
-from base.quantities import duration
+from base.quantities import duration, percent
 from comparison.backends import ROOT, Cluster
 from comparison.options import Launching
-from comparison.report import PLANNING, Report, as_json, beside, write_text
+from comparison.report import BUSY, PLANNING, Report, as_json, write_text
 from comparison.settings import Turn, order_of_repeat
 
 PLAN, LOCK = "plan.json", "lock"
@@ -93,9 +94,6 @@ class Store:
                 self.folder = Path(scratch).resolve()
                 return self
             lock: IO[bytes] = self._block.enter_context(open(self.directory / LOCK, "wb"))
-        except OSError as error:
-            raise InputError(f"--output {self._given}: {error.strerror}") from error
-        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._block.close()
@@ -103,6 +101,8 @@ class Store:
                 f"--output {self._given}: another comparison is using it; wait for it, or choose another"
                 " directory"
             ) from None
+        except OSError as error:
+            raise InputError(f"--output {self._given}: {error.strerror}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -175,10 +175,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a run consists of, as far as they are installed."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return installed
 
 
@@ -204,7 +202,7 @@ def _short(value: Any) -> str:
 
 
 def code_of(interrupt: KeyboardInterrupt) -> int:
-    """The exit code after Ctrl-C, or after the SIGTERM that `comparison.main` makes a KeyboardInterrupt."""
+    """The exit code after Ctrl-C, or after the SIGTERM that compare.py makes a KeyboardInterrupt."""
     return 128 + (signal.SIGTERM if interrupt.args == (signal.SIGTERM,) else signal.SIGINT)
 
 
@@ -213,7 +211,7 @@ class Said(NamedTuple):
     other programs took meanwhile."""
 
     text: str
-    others: float | None = None
+    others: float = 0.0
     failed: bool = False
 
 
@@ -223,17 +221,27 @@ class Campaign(abc.ABC):
     Args:
         store: where they are kept.
         works: all of them.
-        made: those of earlier calls, with what they have left; the others are added.
+
+    Attributes:
+        made: what the launches of earlier calls have left; the others are added. With --retry_failed those
+            that have failed are none of them.
     """
 
     # Launches of which one of these has the same value last about as long; the first kind that any launch
     # made so far shares counts.
     alike: Sequence[Callable[[Any], Hashable]]
     rule: str  # in words: what `guess` goes by
+    read: Callable[[Any], Any] = dict  # makes what a launch has left of its JSON
     left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
-    def __init__(self, options: Launching, store: Store, works: Sequence[Turn], made: dict[Turn, Any]):
-        self.options, self.store, self.works, self.made = options, store, works, made
+    def __init__(self, options: Launching, store: Store, works: Sequence[Turn]):
+        self.options, self.store, self.works = options, store, works
+        kept = {work: store.load(self.record_of(work), self.read) for work in works}
+        self.made: dict[Turn, Any] = {
+            work: record
+            for work, record in kept.items()
+            if record and not (options.retry_failed and self.failed(work, record))
+        }
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -260,8 +268,16 @@ class Campaign(abc.ABC):
         """Seconds that a launch may take, before any is made."""
 
     @abc.abstractmethod
-    def launch(self, work: Turn) -> Said:
-        """Makes a launch, keeps it in the store and adds it to `made`."""
+    def measure(self, work: Turn, directory: Path) -> Any:
+        """Makes a launch that leaves its files in an empty directory; what is kept of it, JSON-able."""
+
+    @abc.abstractmethod
+    def said(self, record: Any) -> Said:
+        """Words on a launch that has ended."""
+
+    @abc.abstractmethod
+    def failed(self, work: Turn, record: Any) -> bool:
+        """Whether --retry_failed repeats a launch."""
 
     @abc.abstractmethod
     def will_run(self, work: Turn) -> bool:
@@ -270,6 +286,23 @@ class Campaign(abc.ABC):
     @abc.abstractmethod
     def report_of(self, records: Sequence[Any], complete: bool) -> tuple[Report, list[str]]:
         """The report of the launches so far, and a line for each setting that was wrong or failed."""
+
+    def folder_of(self, work: Turn) -> str:
+        """A launch's directory in the store."""
+        return work.name
+
+    def record_of(self, work: Turn) -> str:
+        """The file, in the store, of what is kept of a launch."""
+        return f"{work.name}.json"
+
+    def launch(self, work: Turn) -> Said:
+        """Makes a launch. What one that was not finished has left is removed before."""
+        directory = self.store.directory / self.folder_of(work)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        record = self.made[work] = self.measure(work, directory)
+        self.store.save(self.record_of(work), record)
+        return self.said(record)
 
     def seconds(self, record: Any) -> float:
         """Time that a launch took."""
@@ -325,7 +358,9 @@ class Campaign(abc.ABC):
                 todo = [each for each in self.works[index + 1 :] if each not in self.made]
                 left = self.seconds_left([each for each in todo if self.will_run(each)])
                 words = f"about {duration(left)} left" if left else "none left"
-                progress.finish(self.title(work), said.text, words + beside(said.others), said.failed)
+                if said.others > BUSY:
+                    words += f"; other programs took {percent(said.others)} of the machine"
+                progress.finish(self.title(work), said.text, words, said.failed)
                 self.after(progress, work)
                 if todo and not planned and all(each.repeat > 1 for each in todo):
                     planned = True  # two repeats of all say how many it takes

@@ -184,7 +184,7 @@ def report_on(
     """The report of --comm_only and of --emulate.
 
     Args:
-        facts: as `comparison.campaign.Campaign.facts`, and more; JSON-able.
+        facts: as `comparison.campaign.Campaign.facts`, the repeats, and more; JSON-able.
         complete: False for a comparison that goes on, or was interrupted.
     """
     busy, picture = busy_mark(found.shares), f"{found.name}.png"
@@ -241,11 +241,6 @@ def with_remarks(sentences: Sequence[str], planned: Planning | None, shares: Seq
         " the machine is quiet."
     )
     return [loud, *sentences]
-
-
-def beside(share: float | None) -> str:
-    """Words on the load by others during a launch, for the progress; "" where it was little."""
-    return f"; other programs took {percent(share)} of the machine" if share and share > BUSY else ""
 
 
 def title_of(backend: str, facts: Mapping[str, Any]) -> str:

@@ -139,14 +139,7 @@ class Emulation(Campaign):
     ):
         self.workloads, self.scale = workloads, Scale(*options.scale)
         self.cluster: Cluster = plan_of(replace(options.projection, gpus=[1], compute_s=1.0)).cluster
-        turns = turns_of(options.settings, options)
-        records = {turn: store.load(f"{turn.name}.json", dict) for turn in turns}
-        made = {
-            turn: record
-            for turn, record in records.items()
-            if record and not (options.retry_failed and record["trouble"])
-        }
-        super().__init__(options, store, turns, made)
+        super().__init__(options, store, turns_of(options.settings, options))
 
     def title(self, turn: Turn) -> str:
         group = turn.setting.group
@@ -177,19 +170,16 @@ class Emulation(Campaign):
         cluster = cluster_of(self.cluster, setting, self.scale)
         return project(workload, setting.strategy, cluster, group.hosts)
 
-    def launch(self, turn: Turn) -> Said:
-        record = self.made[turn] = {
-            "setting": {**turn.setting._asdict(), "group": turn.setting.group._asdict()},
-            "repeat": turn.repeat,
-            **self._replayed(turn),
-        }
-        self.store.save(f"{turn.name}.json", record)
-        return Said(
-            record["trouble"] or f"done in {record['seconds']:.0f} s", record["others"], record["failed"]
-        )
+    def failed(self, turn: Turn, record: Any) -> bool:
+        return bool(record["trouble"])
 
-    def _replayed(self, turn: Turn) -> dict[str, Any]:
-        """Makes the launch. Returns, JSON-able:
+    def said(self, record: Any) -> Said:
+        text = record["trouble"] or f"done in {record['seconds']:.0f} s"
+        return Said(text, record["others"], record["failed"])
+
+    def measure(self, turn: Turn, directory: Path) -> dict[str, Any]:
+        """Makes the launch. Returns its setting and repeat, and
+
 
         - `steps`: seconds of each step in the emulation, the slowest rank's, but for the first (`first_s`)
           and those that the processors did not carry, of which there were `left_out`
@@ -199,9 +189,6 @@ class Emulation(Campaign):
         - `command`, `seconds`, `begun`, `others`
         """
         options, setting = self.options, turn.setting
-        directory = self.store.directory / turn.name
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
         os.link(self.store.directory / "yield.so", directory / "yield.so")
         backend = options.backends[setting.backend]
         layout = layout_of(setting, backend, self.cluster, self.scale, directory)
@@ -213,9 +200,13 @@ class Emulation(Campaign):
             setting, workload, self.scale, 1000 * options.seed + turn.repeat, PATIENCE + 10 * step_s
         )
         write_text(directory / PLAN, as_json(plan))
-        write_text(directory / CLUSTER, as_json(layout.as_plan()))
+        write_text(directory / CLUSTER, as_json(layout))
         command = self.command(turn, self.store.folder)
-        record: dict[str, Any] = {"begun": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        record: dict[str, Any] = {
+            "setting": {**setting._asdict(), "group": setting.group._asdict()},
+            "repeat": turn.repeat,
+        }
+        record["begun"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         needed = layout.hosts * PROCESS_BYTES + 6 * setting.group.hosts * sum(plan["elements"]) * 4
         if needed > available_bytes():
             why = f"needs about {needed / UNITS['GB']:.1f} GiB of memory"
@@ -246,7 +237,7 @@ class Emulation(Campaign):
 
 
 def measured(directory: Path, ranks: int) -> dict[str, Any]:
-    """Figures of what the ranks of a launch have left; for the keys see `Emulation._replayed`."""
+    """Figures of what the ranks of a launch have left; for the keys see `Emulation.measure`."""
     said = []
     for rank in range(ranks):
         path = directory / f"rank-{rank}.jsonl"

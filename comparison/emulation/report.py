@@ -119,8 +119,7 @@ def report_of(
     """The report of the launches so far.
 
     Args:
-        facts: JSON-able; machine, versions, titles, command, repeats, confidence, cluster, scale, options,
-            launches (how many there will be).
+        facts: as for `comparison.report.report_on`, and cluster, scale, launches (how many there will be).
         projected: every setting, in the order of the tables.
     """
     scale, titles = facts["scale"], facts["titles"]

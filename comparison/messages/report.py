@@ -231,8 +231,7 @@ def report_of(
     """messages.md, .html, .json, and messages.png where there are figures.
 
     Args:
-        facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a
-            backend), command, dtype, repeats, confidence.
+        facts: as for `comparison.report.report_on`, and the dtype.
         cells, messages: in the order of the tables.
         launches, left_out: as for `evaluate`.
         complete: False for a comparison that goes on, or was interrupted.

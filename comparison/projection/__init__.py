@@ -3,7 +3,6 @@
 command     its options, checked, and the sequence of a projection
 workload    a model's gradients, and the time when each is ready; compute time from a comparison's report
 clusters    parameters of clusters, with sources
-servers     the exchange of BytePS's workers and servers, with the links that they share
 model       rings and BytePS, with their queues simulated, and the time of a step on n GPUs
 validation  measurements of others, with sources, some of them held out, and the model's errors on them
 crossover   from how many servers on BytePS is faster than Horovod: search, table and picture

@@ -166,12 +166,12 @@ def plan_of(options: ProjectionOptions) -> Plan:
     if measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
-    bert = measured.bert if measured else named_config(options.model or MODEL)
-    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
+    own = named_config(options.model or MODEL), options.vocab_size or VOCABULARY
+    bert, vocab_size = measured[:2] if measured else own
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
     length = options.max_seq_length or LENGTH
     parts = bert_parts(bert, vocab_size, length, predictions_of(length))
-    step = measured.step if measured else _published(options, cluster, dtype, parts)
+    step = measured[2] if measured else _published(options, cluster, dtype, parts)
     workload = Workload(
         parts=parts,
         compute_s=step.compute_s,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import Row, Table
-from bert.configuration import BertConfig, named_config
+from bert.configuration import named_config
 from comparison.canvas import legend_below, plain
 from comparison.projection.clusters import UNIVERSITY
 from comparison.projection.model import Plan
@@ -65,11 +65,6 @@ class PipelineCase:
     heads: int
     hosts: int
     published: tuple[float, float]  # intra_first, inter_first
-
-    @property
-    def bert(self) -> BertConfig:
-        """The model; its heads have 64 units."""
-        return named_config(f"bert_{self.layers}_{64 * self.heads}_{self.heads}")
 
 
 CASES = (
@@ -129,7 +124,8 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     The source's decoder is a weight of its own and multiplies every position, masked or not; its layers are
     divided by numbers of parameters; Adam updates them, in float32.
     """
-    parts = bert_parts(case.bert, length=LENGTH, predictions=LENGTH)
+    bert = named_config(f"bert_{case.layers}_{64 * case.heads}_{case.heads}")  # 64 units a head
+    parts = bert_parts(bert, length=LENGTH, predictions=LENGTH)
     rows = reading.rows or BATCH / case.hosts
     cluster = replace(M40, gpus_per_host=case.hosts, inter_gbps=calibration.inter_gbps)
     work = Workload(

@@ -13,7 +13,7 @@ from base.quantities import digits
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import ideal_style, legend_below, plain
 from comparison.projection import crossover
-from comparison.projection.model import Plan, Projection
+from comparison.projection.model import Plan, Projection, project
 from comparison.projection.validation import (
     CASES,
     DAYS,
@@ -27,6 +27,7 @@ from comparison.projection.validation import (
     error_range,
     is_held_out,
     mean_deviation,
+    name_of,
     validate,
 )
 from comparison.report import Part, Report, column_table, milliseconds, size
@@ -60,13 +61,13 @@ LIMITS = """\
 
 def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
     """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
-    work, projections, points, more = plan.workload, plan.projections(), validate(), validate(FURTHER)
+    work, points, more = plan.workload, validate(), validate(FURTHER)
+    own, projections = [], []
     held_out = is_held_out(more)
-    own = []
-    for key in dict.fromkeys(each.strategy for each in projections):
-        chosen = [each for each in projections if each.strategy == key]
-        title = chosen[0].title
-        own.append(column_table(title[0].upper() + title[1:], COLUMNS, chosen))
+    for strategy in plan.strategies:
+        found = [project(work, strategy, plan.cluster, gpus) for gpus in plan.gpus]
+        own.append(column_table(strategy.title[0].upper() + strategy.title[1:], COLUMNS, found))
+        projections += found
     overlap = "during the backward pass" if work.overlap else "after the backward pass"
     facts = (
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
@@ -158,7 +159,9 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
         "projections": projections,
         "validation_error": {"predicted": errors[True], "without_overlap": errors[False]},
         "validation": [_as_object(point) for point in points],
-        "further_validation": [{**_as_object(each), "held_out": held_out.get(each.name)} for each in more],
+        "further_validation": [
+            {**_as_object(each), "held_out": held_out.get(name_of(each))} for each in more
+        ],
         "crossover": crossings,
     }
     own += crossover.tables(crossings)
@@ -219,7 +222,7 @@ def validation_tables(points: Sequence[Point[Case]], more: Sequence[Point[Case]]
         for name in ("published", "predicted", "without overlap")
     ]
     held_out, new = is_held_out(more), [point for point in more if not point.calibrated]
-    halves = [HALVES[held_out[point.name]] for point in new]
+    halves = [HALVES[held_out[name_of(point)]] for point in new]
     errors = []
     for title, own in (
         ("the first ones", [point for point in points if not point.calibrated]),
@@ -286,10 +289,7 @@ def _as_object(point: Point[Case]) -> dict[str, Any]:
         "source": point.case.source,
         "gpus": point.at,
         "unit": point.case.unit,
-        "published": point.published,
-        "predicted": point.predicted,
-        "without_overlap": point.without_overlap,
-        "calibrated": point.calibrated,
+        **{name: getattr(point, name) for name in (*PREDICTIONS, "calibrated")},
     }
 
 

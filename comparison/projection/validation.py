@@ -348,10 +348,6 @@ class Point(Generic[C]):
     calibrated: bool
     without_overlap: float = math.nan
 
-    @property
-    def name(self) -> str:
-        return f"{self.case.key} {self.at}"
-
     def deviation(self, overlap: bool = True) -> float:
         """Predicted over published, less one."""
         return (self.predicted if overlap else self.without_overlap) / self.published - 1
@@ -361,10 +357,14 @@ def validate(cases: Sequence[Case] = CASES) -> list[Point[Case]]:
     return [point for case in cases for point in points_of(case)]
 
 
+def name_of(point: Point[Case]) -> str:
+    return f"{point.case.key} {point.at}"
+
+
 def is_held_out(points: Sequence[Point[Case]]) -> dict[str, bool]:
     """Of the further predictions by name, by a rule that was written down before any error was known: in the
     order of the SHA-256 of the names the second half. Whoever mends the model looks at the others alone."""
-    names = [point.name for point in points if not point.calibrated]
+    names = [name_of(point) for point in points if not point.calibrated]
     names.sort(key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     return {name: place >= len(names) / 2 for place, name in enumerate(names)}
 

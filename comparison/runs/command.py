@@ -22,7 +22,7 @@ from base.errors import InputError
 from base.files import sha256_of
 from base.options import options_in
 from base.progress import Printed
-from comparison.backends import BACKENDS, Backend, Cluster, environment, launch_words
+from comparison.backends import BACKENDS, environment, launch_words
 from comparison.campaign import LAUNCHES, Campaign, Said, Store, what_counts
 from comparison.launch import launch, reason_of_exit
 from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, RunsOptions, Trained
@@ -44,7 +44,6 @@ START_S, STEP_S = 10.0, 0.5  # a launch's start and a step, before one was made
 MOST_FAILURES = 2  # of a setting: it is not launched again
 # Kinds of results; running out of memory is none of them.
 BAD = (FAILED, NOT_RUN, agreement.WRONG, agreement.UNDECIDED)
-RECORD = "record.json"
 _CKPT = "ckpt"  # below a launch's directory
 _OWN = [f"--{name}" for name in options_in(Trained)]  # compare.py's own: to be given before --
 _OWN_AXES = {"--batch_size": "--batch_sizes", "--dtype": "--dtypes", "--num_steps": "--steps",
@@ -91,10 +90,7 @@ def compare_runs(options: RunsOptions) -> int:
                 if number < count
                 for setting in order_of_repeat(options.settings, number, options.seed)
             ]
-            made = finished(store, works)
-            if options.retry_failed:
-                made = {work: record for work, record in made.items() if not record.failure}
-            runs = Runs(options, training, store, works, made)
+            runs = Runs(options, training, store, works)
             return runs.dry_run() if options.dry_run else runs.run(store.directory)
     except OSError as error:  # a full disk, a file system that has gone
         raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
@@ -110,19 +106,30 @@ class Runs(Campaign):
         " launches say it better"
     )
 
-    def __init__(self, options: RunsOptions, training: Training, *campaign: Any):
-        super().__init__(options, *campaign)
+    read = Record.from_json
+
+    def __init__(self, options: RunsOptions, training: Training, store: Store, works: Sequence[Turn]):
+        super().__init__(options, store, works)
         self.training = training
+
+    def folder_of(self, work: Turn) -> str:
+        number = str(work.repeat + 1)
+        name = f"profile-{number}" if work.kind == PROFILED else number
+        return f"{LAUNCHES}/{work.setting.name}/{name}"
+
+    def record_of(self, work: Turn) -> str:
+        return f"{self.folder_of(work)}/record.json"
 
     def title(self, work: Turn) -> str:
         which = "profile" if work.kind == PROFILED else "repeat"
         return f"{work.setting.name} {which} {work.repeat + 1}"
 
     def command(self, work: Turn, folder: Path) -> Sequence[str]:
-        directory = folder / path_of(work)
+        directory = folder / self.folder_of(work)
         directory.mkdir(parents=True, exist_ok=True)
         backend = self.options.backends[work.setting.backend]
-        return self.training.command(work, backend, self.options.cluster, directory)
+        words = launch_words(backend, work.setting.workers, self.options.cluster, directory)
+        return [*words, sys.executable, str(backend.script), *self.training.script_words(work, directory)]
 
     def guess(self, work: Turn) -> float:
         return min(START_S + STEP_S * self.training.steps_of(work).total, self.options.time_limit)
@@ -145,7 +152,7 @@ class Runs(Campaign):
         progress.note("preparing the data")
         directory.mkdir(exist_ok=True)
         ended = launch(command, environment(BACKENDS["hvd_mpi"]), log, limit_s=float("inf"))
-        remove_checkpoints(directory)
+        shutil.rmtree(directory / _CKPT, ignore_errors=True)
         if ended.returncode:
             reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
             raise InputError(f"the data cannot be prepared: {reason}; see {log}")
@@ -156,22 +163,25 @@ class Runs(Campaign):
         own = [record for other, record in self.made.items() if other.setting == work.setting]
         return sum(bool(record.failure) for record in own) < MOST_FAILURES
 
-    def launch(self, work: Turn) -> Said:
+    def failed(self, work: Turn, record: Record) -> bool:
+        return bool(record.failure)
+
+    def measure(self, work: Turn, directory: Path) -> Record:
         options, training = self.options, self.training
         backend = options.backends[work.setting.backend]
-        directory = make_directory(self.store, work)
         command = self.command(work, self.store.folder)
         begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
         variables = environment(backend, cluster=options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
         keep_outcome(directory, steps.total)
-        record = self.made[work] = read_run(work, steps, launched, directory, command, begun)
-        self.store.save(f"{path_of(work)}/{RECORD}", record)
+        return read_run(work, steps, launched, directory, command, begun)
+
+    def said(self, record: Record) -> Said:
         text = record.failure or f"done in {record.seconds:.0f} s"
-        if work.kind == TIMED and not record.failure:
+        if record.kind == TIMED and not record.failure:
             text = f"{statistics.median(interval.step_s for interval in record.intervals):.3g} s/step"
-        return Said(text, record.others, bool(record.failure))
+        return Said(text, record.others or 0.0, bool(record.failure))
 
     def after(self, progress: Printed, work: Turn) -> None:
         """Notes how many launches of a setting will not be made."""
@@ -214,13 +224,6 @@ class Training(NamedTuple):
     pretrained: bool = False
     files: tuple[Path, ...] = ()
 
-    def command(
-        self, work: Turn, backend: Backend, cluster: Cluster | None, directory: Path
-    ) -> tuple[str, ...]:
-        """All words of a launch. `directory` exists."""
-        words = launch_words(backend, work.setting.workers, cluster, directory)
-        return (*words, sys.executable, str(backend.script), *self.script_words(work, directory))
-
     def preparation(self, setting: Setting, directory: Path) -> list[str] | None:
         """The command that tokenizes or converts the data once, by taking a step with it; None where there
         is nothing to do. Then no launch begins later than another because it had to."""
@@ -256,7 +259,8 @@ def plan_training(options: RunsOptions) -> Training:
     Raises:
         InputError: an option, or a file, that the scripts would reject.
     """
-    directory, steps = Path(options.output).resolve(), options.lines
+    directory = Path(options.output).resolve()
+    steps = Steps(options.steps, options.warmup_steps, options.log_interval)
     training = Training(_shared_words(options, directory), steps, options.seed)
     works = [Turn(setting, 0, TIMED) for setting in options.settings]
     script, *_ = [parse_script_options(training.script_words(work, directory / "none"), "") for work in works]
@@ -336,36 +340,10 @@ def identity(training: Training, folder: Path) -> dict[str, Any]:
     return {"script options": list(map(within, training.words)), "data": files}
 
 
-def path_of(work: Turn) -> str:
-    """The directory of a launch, in that of the campaign."""
-    number = str(work.repeat + 1)
-    name = f"profile-{number}" if work.kind == PROFILED else number
-    return f"{LAUNCHES}/{work.setting.name}/{name}"
-
-
-def make_directory(store: Store, work: Turn) -> Path:
-    """An empty directory for a launch; what a launch that was not finished has left there is removed."""
-    directory = store.directory / path_of(work)
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
-    return directory
-
-
 def keep_outcome(directory: Path, step: int) -> None:
     """Keeps the metrics of the checkpoint directory and the manifest of the last checkpoint, that of `step`:
     it has the checksum of the parameters."""
     for name in (METRICS, manifest_name(step)):
         if (directory / _CKPT / name).exists():
             os.replace(directory / _CKPT / name, directory / name)
-    remove_checkpoints(directory)
-
-
-def remove_checkpoints(directory: Path) -> None:
     shutil.rmtree(directory / _CKPT, ignore_errors=True)
-
-
-def finished(store: Store, works: Sequence[Turn]) -> dict[Turn, Record]:
-    """Those of the launches that were made before. Raises InputError for a damaged record."""
-    records = {work: store.load(f"{path_of(work)}/{RECORD}", Record.from_json) for work in works}
-    return {work: record for work, record in records.items() if record is not None}

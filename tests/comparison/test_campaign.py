@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from base.errors import InputError
 from comparison.backends import Cluster
 from comparison.campaign import Store, versions, what_counts
-from comparison.runs.command import Runs, finished, keep_outcome, make_directory, path_of
+from comparison.runs.command import Runs, keep_outcome
 from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, Turn
 
@@ -28,41 +31,52 @@ def record(**changes: object) -> Record:
     return Record(**{"setting": SETTING, "kind": TIMED, "repeat": 0, "intervals": (interval,), **changes})
 
 
-def load(store: Store) -> Record | None:
-    return finished(store, [WORK]).get(WORK)
+def runs(store: Store, *works: Turn) -> Runs:
+    return Runs(SimpleNamespace(retry_failed=False), None, store, works)
 
 
-def test_records_come_back(tmp_path):
+def folder(store: Store) -> Path:
+    """Of a launch that has begun."""
+    made = store.directory / runs(store).folder_of(WORK)
+    made.mkdir(parents=True)
+    return made
+
+
+def test_records_come_back(tmp_path, monkeypatch):
     works = [WORK, Turn(SETTING, 0, PROFILED), Turn(SETTING, 1, TIMED)]
     with Store(str(tmp_path / "out")) as store:
         store.agree_on(PLAN, 5)
-        assert finished(store, works) == {}
-        make_directory(store, WORK)
-        store.save(f"{path_of(WORK)}/record.json", record(seconds=3.5))
+        assert runs(store, *works).made == {}
+        made = folder(store)
+        (made / "metrics.jsonl").write_text("{}")
+        assert runs(store, *works).made == {}, "a half-done launch does not count"
+        left = []  # it is cleared away
+        monkeypatch.setattr(
+            Runs, "measure", lambda *words: left.extend(words[-1].iterdir()) or record(seconds=3.5)
+        )
+        runs(store, *works).launch(WORK)
+        assert left == []
     with Store(str(tmp_path / "out")) as store:
-        assert finished(store, works) == {WORK: record(seconds=3.5)}
-
-
-def test_a_half_done_launch_does_not_count_and_is_cleared_away(tmp_path):
-    with Store(str(tmp_path)) as store:
-        directory = make_directory(store, WORK)
-        (directory / "metrics.jsonl").write_text("{}")
-        assert load(store) is None
-        assert list(make_directory(store, WORK).iterdir()) == []
+        assert runs(store, *works).made == {WORK: record(seconds=3.5)}
+        failing = replace(record(), failure="no such luck")
+        store.save(f"{made.relative_to(store.directory)}/record.json", failing)
+        again = Runs(SimpleNamespace(retry_failed=True), None, store, works)
+        assert (runs(store, *works).made, again.made) == ({WORK: failing}, {})
 
 
 def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_path):
     with Store(str(tmp_path)) as store:
-        checkpoints = make_directory(store, WORK) / "ckpt"
+        made = folder(store)
+        checkpoints = made / "ckpt"
         checkpoints.mkdir()
         (checkpoints / METRICS).write_text("lines")
         (checkpoints / "0000060.params").write_bytes(b"x" * 1000)
         for step in ("0000050", "0000060"):
             (checkpoints / f"{step}.json").write_text(step)
-        keep_outcome(store.directory / path_of(WORK), 60)
-        assert sorted(os.listdir(store.directory / path_of(WORK))) == ["0000060.json", METRICS]
-        assert ((store.directory / path_of(WORK)) / "0000060.json").read_text() == "0000060"
-        assert ((store.directory / path_of(WORK)) / METRICS).read_text() == "lines"
+        keep_outcome(made, 60)
+        assert sorted(os.listdir(made)) == ["0000060.json", METRICS]
+        assert (made / "0000060.json").read_text() == "0000060"
+        assert (made / METRICS).read_text() == "lines"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +115,9 @@ def test_a_directory_that_holds_another_report_is_left_alone(tmp_path):
 @pytest.mark.parametrize("text", ["{", "{}", '{"setting": 1}', "[]"])
 def test_damaged_records_are_named(tmp_path, text):
     with Store(str(tmp_path)) as store:
-        (make_directory(store, WORK) / "record.json").write_text(text)
+        (folder(store) / "record.json").write_text(text)
         with pytest.raises(InputError, match="record.json is damaged"):
-            load(store)
+            runs(store, WORK)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -145,7 +159,9 @@ def test_each_launch_is_taken_to_last_as_long_as_its_like(tmp_path):
     )
 
     def left(todo: list[Turn]) -> float:
-        return Runs(None, None, Store(str(tmp_path)), [], known).seconds_left(todo)
+        found = runs(Store(str(tmp_path)))
+        found.made = known
+        return found.seconds_left(todo)
 
     assert left([Turn(FAST, 1, TIMED)]) == 10
     assert left([Turn(SLOW, 2, TIMED), Turn(SLOW, 3, TIMED)]) == 50

@@ -34,9 +34,7 @@ def own_data(directory: Path, *more: str) -> list[str]:
 
 def script_options(training: Training, work: Turn, directory: Path):
     """As the script itself reads them."""
-    command = training.command(work, BACKENDS[work.setting.backend], None, directory)
-    cut = command.index(str(BACKENDS[work.setting.backend].script))
-    return parse_script_options(command[cut + 1 :], "")
+    return parse_script_options(training.script_words(work, directory), "")
 
 
 def test_a_launch_gets_its_setting_and_what_all_share(tmp_path):
