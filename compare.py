@@ -24,10 +24,52 @@ from base.errors import explain_missing
 if __name__ == "__main__":
     explain_missing()  # a library that is not installed
 
+import signal
 import sys
+from types import FrameType
+from typing import Any, Callable, Mapping, Sequence
 
-from comparison.main import main
+from comparison.backends import BACKENDS, Backend
+from comparison.campaign import code_of
+from comparison.emulation.command import emulate
+from comparison.merge import merge
+from comparison.messages.command import compare_messages
+from comparison.options import EmulationOptions, MergeOptions, MessagesOptions, RunsOptions, parse_options
+from comparison.projection.command import ProjectionOptions, project
+from comparison.runs.command import compare_runs
 from training.entry import exit_code
 
+_COMPARISONS: Mapping[type, Callable[[Any], int]] = {
+    RunsOptions: compare_runs,
+    MessagesOptions: compare_messages,
+    ProjectionOptions: project,
+    EmulationOptions: emulate,
+    MergeOptions: merge,
+}
+
+
+def main(arguments: Sequence[str], backends: Mapping[str, Backend] = BACKENDS) -> int:
+    """The comparison that the options choose; its exit code, see --help.
+
+    Args:
+        backends: those that --backends can name.
+
+    Raises:
+        InputError: before any work.
+    """
+    options = parse_options(arguments, backends, __doc__)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)  # SIGTERM: the meaning of Ctrl-C, with another exit code
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return _COMPARISONS[type(options)](options)
+    except KeyboardInterrupt as interrupt:
+        return code_of(interrupt)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: main(sys.argv[1:], description=__doc__)))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

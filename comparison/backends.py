@@ -18,7 +18,6 @@ from typing import Mapping, NamedTuple, Sequence
 from base.errors import InputError
 from base.files import replacing
 from hosts import mpirun
-from hosts.hostfile import read_host_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
@@ -64,11 +63,6 @@ class Cluster(NamedTuple):
     lines: tuple[tuple[str, int], ...]
     gpus: bool = True
 
-    @classmethod
-    def read(cls, path: str, gpus: bool = True) -> Cluster:
-        """Raises InputError for a file that cannot be used."""
-        return cls(path, tuple(read_host_lines(path)), gpus)
-
     @property
     def slots(self) -> int:
         return sum(slots for _, slots in self.lines)
@@ -87,15 +81,14 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
     """The words before `python script.py ...` that start `workers` ranks.
 
     Args:
-        cluster: the hosts, of which the first `workers` slots are taken; None: this machine.
+        cluster: the hosts, of which the first `workers` slots are taken, and they have as many; None: this
+            machine.
         directory: for the host file that the launcher reads; it exists.
 
     Raises:
         InputError: the slots cannot be shared out as the backend needs it.
     """
     lines = cluster.first(workers) if cluster else [("localhost", workers)]
-    if sum(slots for _, slots in lines) != workers:
-        raise InputError(f"{workers} workers are more than the slots of {cluster.path if cluster else 'it'}")
     hostfile = Path(directory) / "hostfile"
     if backend.launcher == MPIRUN:
         words = ["mpirun", "-np", str(workers)]

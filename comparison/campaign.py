@@ -19,23 +19,24 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import signal
 import statistics
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
+from typing import IO, Any, Callable, Hashable, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.errors import InputError
 from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
-from base.quantities import duration
+from base.quantities import duration, percent
 from comparison.backends import ROOT, Cluster
 from comparison.options import Launching
-from comparison.report import PLANNING, Report, as_json, beside, write_text
-from comparison.settings import S, order_of_repeat
+from comparison.report import BUSY, PLANNING, Report, as_json, write_text
+from comparison.settings import Turn, order_of_repeat
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -50,32 +51,7 @@ _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
 
 
-class _Work(Hashable, Protocol):
-    """A launch to be made."""
-
-    @property
-    def repeat(self) -> int: ...
-
-    @property
-    def setting(self) -> Hashable: ...
-
-
-R = TypeVar("R")  # what a launch has left
-W = TypeVar("W", bound=_Work)
-
-
-class Turn(NamedTuple):
-    """A launch to be made of a setting that has a name. Its record is the file of its own name."""
-
-    setting: Any
-    repeat: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.setting.name}-{self.repeat + 1}"
-
-
-def turns_of(settings: Sequence[S], options: Launching) -> list[Turn]:
+def turns_of(settings: Sequence[Any], options: Launching) -> list[Turn]:
     """All launches, in an order drawn for every repeat."""
     return [
         Turn(setting, repeat)
@@ -118,9 +94,6 @@ class Store:
                 self.folder = Path(scratch).resolve()
                 return self
             lock: IO[bytes] = self._block.enter_context(open(self.directory / LOCK, "wb"))
-        except OSError as error:
-            raise InputError(f"--output {self._given}: {error.strerror}") from error
-        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._block.close()
@@ -128,6 +101,8 @@ class Store:
                 f"--output {self._given}: another comparison is using it; wait for it, or choose another"
                 " directory"
             ) from None
+        except OSError as error:
+            raise InputError(f"--output {self._given}: {error.strerror}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,7 +142,7 @@ class Store:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
         write_text(self.folder / name, as_json(values))
 
-    def load(self, name: str, read: Callable[[Any], R]) -> R | None:
+    def load(self, name: str, read: Callable[[Any], Any]) -> Any:
         """`read` of the values of a JSON file; None where there is no such file.
 
         Raises:
@@ -200,10 +175,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a run consists of, as far as they are installed."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return installed
 
 
@@ -229,7 +202,7 @@ def _short(value: Any) -> str:
 
 
 def code_of(interrupt: KeyboardInterrupt) -> int:
-    """The exit code after Ctrl-C, or after the SIGTERM that `comparison.main` makes a KeyboardInterrupt."""
+    """The exit code after Ctrl-C, or after the SIGTERM that compare.py makes a KeyboardInterrupt."""
     return 128 + (signal.SIGTERM if interrupt.args == (signal.SIGTERM,) else signal.SIGINT)
 
 
@@ -238,27 +211,37 @@ class Said(NamedTuple):
     other programs took meanwhile."""
 
     text: str
-    others: float | None = None
+    others: float = 0.0
     failed: bool = False
 
 
-class Campaign(abc.ABC, Generic[W, R]):
+class Campaign(abc.ABC):
     """Launches in their order, and a report of them. A subclass says how one is made and what it means.
 
     Args:
         store: where they are kept.
         works: all of them.
-        made: those of earlier calls, with what they have left; the others are added.
+
+    Attributes:
+        made: what the launches of earlier calls have left; the others are added. With --retry_failed those
+            that have failed are none of them.
     """
 
     # Launches of which one of these has the same value last about as long; the first kind that any launch
     # made so far shares counts.
     alike: Sequence[Callable[[Any], Hashable]]
     rule: str  # in words: what `guess` goes by
+    read: Callable[[Any], Any] = dict  # makes what a launch has left of its JSON
     left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
-    def __init__(self, options: Launching, store: Store, works: Sequence[W], made: dict[W, R]):
-        self.options, self.store, self.works, self.made = options, store, works, made
+    def __init__(self, options: Launching, store: Store, works: Sequence[Turn]):
+        self.options, self.store, self.works = options, store, works
+        kept = {work: store.load(self.record_of(work), self.read) for work in works}
+        self.made: dict[Turn, Any] = {
+            work: record
+            for work, record in kept.items()
+            if record and not (options.retry_failed and self.failed(work, record))
+        }
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -273,37 +256,62 @@ class Campaign(abc.ABC, Generic[W, R]):
         }
 
     @abc.abstractmethod
-    def title(self, work: W) -> str:
+    def title(self, work: Turn) -> str:
         """Name of a launch, for people."""
 
     @abc.abstractmethod
-    def command(self, work: W, folder: Path) -> Sequence[str]:
+    def command(self, work: Turn, folder: Path) -> Sequence[str]:
         """The words of a launch that leaves its files below `folder`, the store's."""
 
     @abc.abstractmethod
-    def guess(self, work: W) -> float:
+    def guess(self, work: Turn) -> float:
         """Seconds that a launch may take, before any is made."""
 
     @abc.abstractmethod
-    def launch(self, work: W) -> Said:
-        """Makes a launch, keeps it in the store and adds it to `made`."""
+    def measure(self, work: Turn, directory: Path) -> Any:
+        """Makes a launch that leaves its files in an empty directory; what is kept of it, JSON-able."""
 
     @abc.abstractmethod
-    def will_run(self, work: W) -> bool:
+    def said(self, record: Any) -> Said:
+        """Words on a launch that has ended."""
+
+    @abc.abstractmethod
+    def failed(self, work: Turn, record: Any) -> bool:
+        """Whether --retry_failed repeats a launch."""
+
+    @abc.abstractmethod
+    def will_run(self, work: Turn) -> bool:
         """False for a launch of which nothing is expected, after those made so far."""
 
     @abc.abstractmethod
-    def report_of(self, records: Sequence[R], complete: bool) -> tuple[Report, list[str]]:
+    def report_of(self, records: Sequence[Any], complete: bool) -> tuple[Report, list[str]]:
         """The report of the launches so far, and a line for each setting that was wrong or failed."""
+
+    def folder_of(self, work: Turn) -> str:
+        """A launch's directory in the store."""
+        return work.name
+
+    def record_of(self, work: Turn) -> str:
+        """The file, in the store, of what is kept of a launch."""
+        return f"{work.name}.json"
+
+    def launch(self, work: Turn) -> Said:
+        """Makes a launch. What one that was not finished has left is removed before."""
+        directory = self.store.directory / self.folder_of(work)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        record = self.made[work] = self.measure(work, directory)
+        self.store.save(self.record_of(work), record)
+        return self.said(record)
 
     def seconds(self, record: Any) -> float:
         """Time that a launch took."""
         return float(record["seconds"])
 
-    def prepare(self, progress: Printed) -> None:
+    def prepare(self, progress: Printed) -> None:  # noqa: B027
         """Before the first launch of a call."""
 
-    def after(self, progress: Printed, work: W) -> None:
+    def after(self, progress: Printed, work: Turn) -> None:  # noqa: B027
         """After a launch."""
 
     def dry_run(self) -> int:
@@ -350,7 +358,9 @@ class Campaign(abc.ABC, Generic[W, R]):
                 todo = [each for each in self.works[index + 1 :] if each not in self.made]
                 left = self.seconds_left([each for each in todo if self.will_run(each)])
                 words = f"about {duration(left)} left" if left else "none left"
-                progress.finish(self.title(work), said.text, words + beside(said.others), said.failed)
+                if said.others > BUSY:
+                    words += f"; other programs took {percent(said.others)} of the machine"
+                progress.finish(self.title(work), said.text, words, said.failed)
                 self.after(progress, work)
                 if todo and not planned and all(each.repeat > 1 for each in todo):
                     planned = True  # two repeats of all say how many it takes
@@ -373,7 +383,7 @@ class Campaign(abc.ABC, Generic[W, R]):
             raise interrupt
         return code
 
-    def seconds_left(self, todo: Sequence[W]) -> float:
+    def seconds_left(self, todo: Sequence[Turn]) -> float:
         """Estimate for launches to come: each is taken to last as long as its like did, or else as all."""
         made = {work: self.seconds(record) for work, record in self.made.items()}
         total = 0.0

@@ -90,20 +90,23 @@ def launch(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C at the terminal is for this process, which ends the launch
         )
-    timed_out = False
+    peaks: dict[str, int] = {}
+    timed_out, stop = False, threading.Event()
+    memory = threading.Thread(target=watch, args=(marker, script, peaks, stop), daemon=True)
     try:
-        with PeakMemory(marker, script) as memory:
-            try:
-                process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                timed_out = True
+        memory.start()
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
     finally:
+        stop.set()
         _end(process, marker)
+    memory.join()
     return Launched(
         returncode=TIMED_OUT if timed_out else process.returncode,
         seconds=time.monotonic() - start,
         timed_out=timed_out,
-        peak_bytes=memory.peak_bytes,
+        peak_bytes=peaks,
         begun=begun,
         oom_kills=oom_kills() - killed_before,
         cpu_s=round(others.own_seconds(), 3),
@@ -148,48 +151,27 @@ WORKER, SERVER, SCHEDULER = "worker", "server", "scheduler"
 INTERVAL = 0.2
 
 
-class PeakMemory:
-    """Watches the processes of a launch in a thread while the block runs. `peak_bytes`: role -> greatest
-    resident memory of one of its processes up to now.
+def watch(marker: str, script: str | Path | None, peaks: dict[str, int], stop: threading.Event) -> None:
+    """Keeps in `peaks`, until `stop`, the greatest resident memory of one process of each role of a launch.
 
     Args:
         marker: the value of MARKER in their environment.
         script: what the workers run; see `role_of`.
     """
-
-    def __init__(self, marker: str, script: str | Path | None):
-        self._marker, self._script = marker, None if script is None else str(script)
-        self.peak_bytes: dict[str, int] = {}
-        self._strangers: set[int] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
-
-    def __enter__(self) -> PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(INTERVAL):
-            self.sample()
-
-    def sample(self) -> None:
-        """Looks at all processes once. Those that do not belong here are not looked at again."""
+    strangers: set[int] = set()  # processes that do not belong here are not looked at again
+    while not stop.wait(INTERVAL):
         living = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        self._strangers &= living
-        for pid in living - self._strangers:
+        strangers &= living
+        for pid in living - strangers:
             variables = _read(pid, "environ")
             if variables is None:
                 continue
-            if f"{MARKER}={self._marker}" not in variables:
-                self._strangers.add(pid)
+            if f"{MARKER}={marker}" not in variables:
+                strangers.add(pid)
                 continue
-            role = role_of(_read(pid, "cmdline") or [], variables, self._script)
+            role = role_of(_read(pid, "cmdline") or [], variables, None if script is None else str(script))
             if role is not None:
-                self.peak_bytes[role] = max(self.peak_bytes.get(role, 0), peak_of(pid))
+                peaks[role] = max(peaks.get(role, 0), peak_of(pid))
 
 
 def role_of(words: list[str], variables: list[str], script: str | None) -> str | None:

@@ -21,9 +21,8 @@ from base.student import exceeds_test, holm
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, ideal_style, legend_below, marker, new_figure, plain
 from comparison.options import MergeOptions
-from comparison.report import Part, Report
+from comparison.report import Part, Report, title_of, verdict, with_range
 from comparison.verdicts import FEWEST_REPEATS, Pair, compare, rule_across, spread
-from comparison.wording import title_of, verdict, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,11 +32,11 @@ from comparison.emulation.plan import OfEmulation
 from comparison.emulation.plan import Setting as EmulatedSetting
 from comparison.emulation.plan import settings_of as emulated_settings
 from comparison.messages.plan import Cell, Message, OfMessages, parse_messages
-from comparison.projection.options import ProjectionOptions
-from comparison.runs.record import Steps
+from comparison.projection.command import ProjectionOptions
 from comparison.settings import Setting, all_settings
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
+from hosts.hostfile import read_host_lines
 from training.config import accumulation
 from training.options import expand_options
 
@@ -187,11 +187,6 @@ class RunsOptions(Axes, Trained, Launching):
     gpus: int = derived()
     settings: tuple[Setting, ...] = derived()
 
-    @property
-    def lines(self) -> Steps:
-        """Steps of a timed launch."""
-        return Steps(self.steps, self.warmup_steps, self.log_interval)
-
 
 @dataclass(frozen=True)
 class MessagesOptions(OfMessages, Launching):
@@ -266,6 +261,8 @@ def parse_options(
     for name, (table, _) in _MODES.items():
         if name not in modes:
             _reject(options, table, f"--{name}", _ALSO_EMULATED if options.emulate else ())
+    if options.confidence == 1:
+        raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
     if script_args and modes:
         raise InputError(f"{script_args[0]} after --: --{modes[0]} runs no training script")
     command = ("python", "compare.py", *arguments)
@@ -281,8 +278,9 @@ def parse_options(
     if options.project:
         return taken(ProjectionOptions, options)
     options.script_args = tuple(expand_options(script_args))
-    options.gpus = count_gpus()
-    cluster = Cluster.read(options.hostfile, bool(options.gpus)) if options.hostfile else None
+    options.gpus, cluster = count_gpus(), None
+    if options.hostfile:
+        cluster = Cluster(options.hostfile, tuple(read_host_lines(options.hostfile)), bool(options.gpus))
     _settle_axes(options, backends, cluster)
     values = {
         "backends": {key: backends[key] for key in options.backends},
@@ -306,16 +304,14 @@ def parse_options(
 
 def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions:
     """Raises InputError for what only the comparison of training runs needs."""
-    steps = Steps(options.steps, options.warmup_steps, options.log_interval)
-    for name in ("steps", "warmup_steps"):
-        if getattr(options, name) % steps.interval:
-            raise InputError(
-                f"--{name} {getattr(options, name)}: must be a multiple of --log_interval {steps.interval}"
-            )
-    if steps.total < steps.warm_up + 3 * steps.interval:
+    total, warm_up, interval = options.steps, options.warmup_steps, options.log_interval
+    for name, number in (("steps", total), ("warmup_steps", warm_up)):
+        if number % interval:
+            raise InputError(f"--{name} {number}: must be a multiple of --log_interval {interval}")
+    if total < warm_up + 3 * interval:
         raise InputError(
-            f"--steps {steps.total}: after {steps.warm_up} steps of warm-up there must be 3 intervals"
-            f" of {steps.interval}; give {steps.warm_up + 3 * steps.interval} or more"
+            f"--steps {total}: after {warm_up} steps of warm-up there must be 3 intervals"
+            f" of {interval}; give {warm_up + 3 * interval} or more"
         )
     settings = all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
     with tempfile.TemporaryDirectory() as directory:
@@ -438,7 +434,5 @@ def _settle_axes(
             )
     if local and most > options.gpus:
         raise InputError(f"--workers {most}: there are {options.gpus} GPUs here")
-    if options.confidence == 1:
-        raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
     if options.model:
         parse_model(options.model)

@@ -1,5 +1,5 @@
 """Reports: a Markdown file, a page, a JSON file and pictures, made of the same parts as a text for the
-terminal; the mark of a busy machine."""
+terminal; numbers and names as people read them, the same in all of these; the mark of a busy machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Union
 
 from base import machine
 from base.drawing import as_svg
@@ -18,9 +18,9 @@ from base.files import replacing
 from base.page import page
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table, markdown, terminal
+from comparison.backends import BACKENDS
 from comparison.canvas import save
-from comparison.verdicts import FEWEST_REPEATS, Pair, Planning, Samples, planning
-from comparison.wording import verdict
+from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, Pair, Planning, Samples, Spread, planning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 Part = Union[str, Table]
 
 BUSY = 0.1  # of this machine's CPU time: where other programs take more, figures are marked
-
-
 PLANNING = "planning"  # of a report's content, see comparison.verdicts
 
 
@@ -128,6 +126,11 @@ def marked(tables: Iterable[Table | None], mark: str) -> list[Table]:
     return [replace(each, title=f"{each.title} ({mark})") for each in known] if mark else known
 
 
+def column_table(title: str, columns: Mapping[str, Callable[[Any], str]], of: Sequence[Any]) -> Table:
+    """A row for each of these. `columns`: head of a column -> its cell."""
+    return Table(title, list(columns), [Row([cell(each) for cell in columns.values()]) for each in of])
+
+
 def judged(
     cells: Sequence[str], pair: Pair | None, samples: Samples, titles: Mapping[str, str], where: str
 ) -> Row:
@@ -181,7 +184,7 @@ def report_on(
     """The report of --comm_only and of --emulate.
 
     Args:
-        facts: as `comparison.campaign.Campaign.facts`, and more; JSON-able.
+        facts: as `comparison.campaign.Campaign.facts`, the repeats, and more; JSON-able.
         complete: False for a comparison that goes on, or was interrupted.
     """
     busy, picture = busy_mark(found.shares), f"{found.name}.png"
@@ -240,6 +243,55 @@ def with_remarks(sentences: Sequence[str], planned: Planning | None, shares: Seq
     return [loud, *sentences]
 
 
-def beside(share: float | None) -> str:
-    """Words on the load by others during a launch, for the progress; "" where it was little."""
-    return f"; other programs took {percent(share)} of the machine" if share and share > BUSY else ""
+def title_of(backend: str, facts: Mapping[str, Any]) -> str:
+    """`facts["titles"]`, where given, has the names of backends that are not ours."""
+    given = facts.get("titles") or {}
+    return str(given.get(backend) or (BACKENDS[backend].title if backend in BACKENDS else backend))
+
+
+def with_range(middle: float, low: float, high: float, significant: int = 3) -> str:
+    """`0.0712 (0.0701 to 0.0735)`, all three with the places of the first."""
+    text = digits(middle, significant)
+    places = len(text.partition(".")[2])
+    return f"{text} ({low:,.{places}f} to {high:,.{places}f})"
+
+
+def with_quartiles(values: Spread) -> str:
+    return with_range(values.median, values.low, values.high)
+
+
+def with_extremes(values: Spread) -> str:
+    """`3.1 (2.9 to 3.6)`."""
+    return with_range(values.median, values.least, values.most, 2)
+
+
+def share_with_extremes(shares: Spread) -> str:
+    """`12% (9.4% to 31%)`."""
+    return f"{percent(shares.median)} ({percent(shares.least)} to {percent(shares.most)})"
+
+
+def milliseconds(seconds: float) -> str:
+    return "0" if seconds < 1e-9 else digits(seconds * 1e3)  # less is rounding
+
+
+def size(count: float | None) -> str:
+    """Bytes."""
+    if count is None:
+        return EMPTY
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def memory(count: float | None) -> str:
+    """Bytes of memory, in binary units."""
+    if count is None:
+        return EMPTY
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def verdict(pair: Pair, facts: Mapping[str, Any]) -> str:
+    if pair.verdict != DIFFERENT or pair.faster is None:
+        return pair.verdict
+    return f"{title_of(pair.faster, facts)} is faster"

@@ -1,10 +1,10 @@
-"""Settings of a comparison, and the order in which a repeat launches them."""
+"""Settings of a comparison, their launches, and the order in which a repeat makes them."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import Hashable, NamedTuple, Protocol, Sequence, TypeVar
+from typing import Any, Hashable, NamedTuple, Sequence
 
 
 class Setting(NamedTuple):
@@ -46,17 +46,20 @@ def all_settings(
     return [Setting(backend, *group) for group in groups for backend in backends]
 
 
-class Grouped(Protocol):
-    """A setting of any comparison: those of one group are compared with each other."""
+class Turn(NamedTuple):
+    """A launch to be made of a setting of any comparison: with a name, and a group of those that are compared
+    with each other. `kind`: of the launch, where there are several (comparison.runs.record)."""
+
+    setting: Any
+    repeat: int
+    kind: str = ""
 
     @property
-    def group(self) -> Hashable: ...
+    def name(self) -> str:
+        return f"{self.setting.name}-{self.repeat + 1}"
 
 
-S = TypeVar("S", bound=Grouped)
-
-
-def order_of_repeat(settings: Sequence[S], repeat: int, seed: int) -> list[S]:
+def order_of_repeat(settings: Sequence[Any], repeat: int, seed: int) -> list[Any]:
     """All settings once, in an order drawn for this repeat.
 
     The backends of a group stay next to each other, so that a slow minute of the machine meets all of them;
@@ -64,7 +67,7 @@ def order_of_repeat(settings: Sequence[S], repeat: int, seed: int) -> list[S]:
     the same one.
     """
     generator = random.Random(f"{seed}-{repeat}")
-    groups: dict[Hashable, list[S]] = {}
+    groups: dict[Hashable, list[Any]] = {}
     for setting in settings:
         groups.setdefault(setting.group, []).append(setting)
     chosen = list(groups.values())

@@ -9,6 +9,7 @@ compared as independent samples.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
@@ -16,7 +17,6 @@ from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 from base.student import (
     DIFFERENT,
     NOT_SHOWN,
-    MeanTest,
     critical_t,
     exceeds_test,
     holm,
@@ -109,9 +109,6 @@ def rule_across(confidence: float) -> str:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Raises ValueError for no values."""
-    if not values:
-        raise ValueError("no values")
     if len(values) == 1:
         return Spread(*(values[0] for _ in Spread._fields))
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -125,19 +122,15 @@ def compare(groups: Mapping[G, Samples], confidence: float, paired: bool = True)
 
     Args:
         groups: what is compared in each; values are positive and finite, smaller is faster.
-        confidence: 1 minus the probability of any false verdict among all pairs.
+        confidence: above 0 and below 1; 1 minus the probability of any false verdict among all pairs.
         paired: equal numbers of repeats mean the same minute; False: they are of different reports.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence}: must be between 0 and 1")
     pairs = []
     for group, samples in groups.items():
         names = [name for name in samples if samples[name]]
-        for place, first in enumerate(names):
-            for second in names[place + 1 :]:
-                two = samples[first], samples[second]
-                found = _paired(*two, confidence) if paired else _unpaired(*two, confidence)
-                pairs.append(found._replace(group=group, first=first, second=second))
+        for first, second in itertools.combinations(names, 2):
+            found = _pair(samples[first], samples[second], confidence, paired)
+            pairs.append(found._replace(group=group, first=first, second=second))
     tested = [index for index, pair in enumerate(pairs) if pair.p is not None]
     different = holm([pairs[index].p or 0.0 for index in tested])
     alike = holm([pairs[index].equal or 0.0 for index in tested])
@@ -199,31 +192,27 @@ def repeats_for(difference: float, deviation: float, tests: int, confidence: flo
     return None
 
 
-def _paired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Pair:
-    common = sorted(first.keys() & second.keys())
-    logarithms = [math.log(second[each] / first[each]) for each in common]
-    deviation = statistics.stdev(logarithms) if len(common) > 1 else None
-    mean = math.fsum(logarithms) / len(common) if common else math.nan
-    pair = _untested(len(common), mean)._replace(deviation=deviation)
-    if len(common) < FEWEST_REPEATS:
-        return pair
-    return _tested(pair, mean_test(logarithms, confidence), within_test(logarithms, math.log1p(MARGIN)))
-
-
-def _unpaired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Pair:
-    one, other = ([math.log(each) for each in values.values()] for values in (first, second))
-    pair = _untested(min(len(one), len(other)), statistics.fmean(other) - statistics.fmean(one))
-    if pair.repeats < FEWEST_REPEATS:
-        return pair
-    bound = -math.log1p(MARGIN)
-    equal = max(exceeds_test(one, other, bound), exceeds_test(other, one, bound))
-    return _tested(pair, welch_test(one, other, confidence), equal)
-
-
-def _untested(repeats: int, mean: float) -> Pair:
-    return Pair(None, "", "", repeats, math.exp(mean), None, None, None, None, TOO_FEW)
-
-
-def _tested(pair: Pair, test: MeanTest, equal: float) -> Pair:
+def _pair(one: Mapping[int, float], other: Mapping[int, float], confidence: float, paired: bool) -> Pair:
+    """Two contenders' values, tested where they are enough."""
+    first, second = ([math.log(each) for each in values.values()] for values in (one, other))
+    common = sorted(one.keys() & other.keys())
+    ratios = [math.log(other[each] / one[each]) for each in common]
+    deviation = None
+    if paired:
+        repeats, mean = len(common), math.fsum(ratios) / len(common) if common else math.nan
+        deviation = statistics.stdev(ratios) if len(common) > 1 else None
+    else:
+        repeats, mean = min(len(first), len(second)), statistics.fmean(second) - statistics.fmean(first)
+    if repeats < FEWEST_REPEATS:
+        ratio = math.exp(mean)
+        return Pair(None, "", "", repeats, ratio, None, None, None, None, TOO_FEW, deviation=deviation)
+    bound = math.log1p(MARGIN)
+    if paired:
+        test, equal = mean_test(ratios, confidence), within_test(ratios, bound)
+    else:
+        test = welch_test(first, second, confidence)
+        equal = max(exceeds_test(first, second, -bound), exceeds_test(second, first, -bound))
     ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
-    return pair._replace(ratio=ratio, low=low, high=high, p=test.p, equal=equal, verdict=NOT_SHOWN)
+    return Pair(
+        None, "", "", repeats, ratio, low, high, test.p, None, NOT_SHOWN, equal=equal, deviation=deviation
+    )

@@ -32,7 +32,7 @@ import score
 from comparison.backends import BACKENDS
 from comparison.options import MergeOptions
 from comparison.options import parse_options as parse_comparison
-from comparison.projection.options import ProjectionOptions
+from comparison.projection.command import ProjectionOptions
 from data.formats.read import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write

@@ -26,7 +26,7 @@ from base.memory import available_bytes
 from base.options import options_in
 from bert.configuration import parse_model
 from comparison.backends import ROOT, environment
-from comparison.campaign import Campaign, Said, Store, Turn, turns_of, what_counts
+from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
 from comparison.emulation import network
 from comparison.emulation.plan import (
     LEAST_STEPS,
@@ -52,6 +52,7 @@ from comparison.projection.command import plan_of
 from comparison.projection.model import Projection, project
 from comparison.projection.workload import Workload
 from comparison.report import Report, as_json, write_text
+from comparison.settings import Turn
 
 FOLDER = "emulation"  # under --output
 LOG, PLAN, CLUSTER = "run.log", "plan.json", "cluster.json"
@@ -123,7 +124,7 @@ def _key(group: Group) -> tuple[str, str, int]:
     return group.work, group.dtype, group.accumulate
 
 
-class Emulation(Campaign[Turn, "dict[str, Any]"]):
+class Emulation(Campaign):
     """Launches of emulated clusters, contenders of a group next to each other."""
 
     options: EmulationOptions
@@ -138,14 +139,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
     ):
         self.workloads, self.scale = workloads, Scale(*options.scale)
         self.cluster: Cluster = plan_of(replace(options.projection, gpus=[1], compute_s=1.0)).cluster
-        turns = turns_of(options.settings, options)
-        records = {turn: store.load(f"{turn.name}.json", dict) for turn in turns}
-        made = {
-            turn: record
-            for turn, record in records.items()
-            if record and not (options.retry_failed and record["trouble"])
-        }
-        super().__init__(options, store, turns, made)
+        super().__init__(options, store, turns_of(options.settings, options))
 
     def title(self, turn: Turn) -> str:
         group = turn.setting.group
@@ -176,19 +170,16 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         cluster = cluster_of(self.cluster, setting, self.scale)
         return project(workload, setting.strategy, cluster, group.hosts)
 
-    def launch(self, turn: Turn) -> Said:
-        record = self.made[turn] = {
-            "setting": {**turn.setting._asdict(), "group": turn.setting.group._asdict()},
-            "repeat": turn.repeat,
-            **self._replayed(turn),
-        }
-        self.store.save(f"{turn.name}.json", record)
-        return Said(
-            record["trouble"] or f"done in {record['seconds']:.0f} s", record["others"], record["failed"]
-        )
+    def failed(self, turn: Turn, record: Any) -> bool:
+        return bool(record["trouble"])
 
-    def _replayed(self, turn: Turn) -> dict[str, Any]:
-        """Makes the launch. Returns, JSON-able:
+    def said(self, record: Any) -> Said:
+        text = record["trouble"] or f"done in {record['seconds']:.0f} s"
+        return Said(text, record["others"], record["failed"])
+
+    def measure(self, turn: Turn, directory: Path) -> dict[str, Any]:
+        """Makes the launch. Returns its setting and repeat, and
+
 
         - `steps`: seconds of each step in the emulation, the slowest rank's, but for the first (`first_s`)
           and those that the processors did not carry, of which there were `left_out`
@@ -198,9 +189,6 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
         - `command`, `seconds`, `begun`, `others`
         """
         options, setting = self.options, turn.setting
-        directory = self.store.directory / turn.name
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
         os.link(self.store.directory / "yield.so", directory / "yield.so")
         backend = options.backends[setting.backend]
         layout = layout_of(setting, backend, self.cluster, self.scale, directory)
@@ -212,9 +200,13 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
             setting, workload, self.scale, 1000 * options.seed + turn.repeat, PATIENCE + 10 * step_s
         )
         write_text(directory / PLAN, as_json(plan))
-        write_text(directory / CLUSTER, as_json(layout.as_plan()))
+        write_text(directory / CLUSTER, as_json(layout))
         command = self.command(turn, self.store.folder)
-        record: dict[str, Any] = {"begun": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        record: dict[str, Any] = {
+            "setting": {**setting._asdict(), "group": setting.group._asdict()},
+            "repeat": turn.repeat,
+        }
+        record["begun"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         needed = layout.hosts * PROCESS_BYTES + 6 * setting.group.hosts * sum(plan["elements"]) * 4
         if needed > available_bytes():
             why = f"needs about {needed / UNITS['GB']:.1f} GiB of memory"
@@ -245,7 +237,7 @@ class Emulation(Campaign[Turn, "dict[str, Any]"]):
 
 
 def measured(directory: Path, ranks: int) -> dict[str, Any]:
-    """Figures of what the ranks of a launch have left; for the keys see `Emulation._replayed`."""
+    """Figures of what the ranks of a launch have left; for the keys see `Emulation.measure`."""
     said = []
     for rank in range(ranks):
         path = directory / f"rank-{rank}.jsonl"

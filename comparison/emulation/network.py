@@ -69,12 +69,9 @@ class Layout:
     bits_per_s: float
     processes: Sequence[Process]
 
-    def as_plan(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**vars(self), "processes": [each._asdict() for each in self.processes]}
-
     @classmethod
     def of_plan(cls, plan: Mapping[str, Any]) -> Layout:
+        """A layout from its JSON, an object of objects."""
         return cls(**{**plan, "processes": [Process(**each) for each in plan["processes"]]})
 
 
@@ -96,7 +93,7 @@ def lacking() -> str | None:
             return f"needs the command {tool}: install {package}"
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
-        plan.write_text(json.dumps(Layout(2, 1e8, []).as_plan()), encoding="ascii")
+        plan.write_text(json.dumps(vars(Layout(2, 1e8, []))), encoding="ascii")
         words = [sys.executable, "-I", "-S", __file__, str(plan)]
         tried = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     said = tried.stderr.strip().splitlines()

@@ -26,7 +26,7 @@ import zlib
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 if __name__ == "__main__":  # a script's own folder comes first in its path; the project's root is meant
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -88,48 +88,41 @@ def replay(comm: Communicator, arrays: Sequence[NDArray], plan: Mapping[str, Any
     return time.perf_counter() - begin
 
 
-class Load(NamedTuple):
-    """Counters of all processes and links of the emulation. `threads`: seconds on a processor, and seconds of
-    waiting for one; `ports`: bytes received and sent at each of the bridge."""
-
-    threads: Mapping[str, tuple[float, float]]
-    ports: Mapping[str, tuple[int, int]]
-
-    def since(self, before: Load) -> dict[str, float]:
-        """Counts of the time in between: `cpu_s` of all, `waited_s` of the thread that waited most, and
-        `link_bytes` in one direction of the busiest link."""
-        new = [
-            (run - before.threads.get(name, (0.0, 0.0))[0], wait - before.threads.get(name, (0.0, 0.0))[1])
-            for name, (run, wait) in self.threads.items()
-        ]
-        moved = [
-            count - earlier
-            for name, counts in self.ports.items()
-            for count, earlier in zip(counts, before.ports[name])
-        ]
-        return {
-            "cpu_s": sum(run for run, _ in new),
-            "waited_s": max(wait for _, wait in new),
-            "link_bytes": max(moved, default=0),
-        }
+Counters = Mapping[str, "tuple[float, float]"]
 
 
-def read_load() -> Load:
-    """The counters now. /proc is the emulation's own; its first process stays in the bridge's namespace."""
-    threads = {}
+def read_load() -> Counters:
+    """The counters now, of all processes and links of the emulation: of each thread, by its path, seconds on
+    a processor and seconds of waiting for one; of each port of the bridge bytes received and sent. /proc is
+    the emulation's own; its first process stays in the bridge's namespace."""
+    counters: dict[str, tuple[float, float]] = {}
     for path in Path("/proc").glob("[0-9]*/task/[0-9]*/schedstat"):
         try:
             run, wait, _ = path.read_text(encoding="ascii").split()
         except OSError:  # it has ended
             continue
-        threads[str(path.parent)] = (int(run) * 1e-9, int(wait) * 1e-9)
-    ports = {}
+        counters[str(path.parent)] = (int(run) * 1e-9, int(wait) * 1e-9)
     for line in Path("/proc/1/net/dev").read_text(encoding="ascii").splitlines():
-        name, _, counters = line.strip().partition(":")
+        name, _, text = line.strip().partition(":")
         if name.startswith("port"):
-            fields = counters.split()
-            ports[name] = (int(fields[0]), int(fields[8]))
-    return Load(threads, ports)
+            fields = text.split()
+            counters[name] = (int(fields[0]), int(fields[8]))
+    return counters
+
+
+def load_between(before: Counters, after: Counters) -> dict[str, float]:
+    """Counts of the time in between: `cpu_s` of all threads, `waited_s` of the one that waited most, and
+    `link_bytes` in one direction of the busiest link."""
+    new = {}
+    for name, (one, other) in after.items():
+        earlier = before.get(name, (0, 0))
+        new[name] = (one - earlier[0], other - earlier[1])
+    threads = [each for name, each in new.items() if not name.startswith("port")]
+    return {
+        "cpu_s": sum(run for run, _ in threads),
+        "waited_s": max(wait for _, wait in threads),
+        "link_bytes": max((max(each) for name, each in new.items() if name.startswith("port")), default=0),
+    }
 
 
 def run(plan_path: str, directory: str) -> int:
@@ -163,7 +156,7 @@ def run(plan_path: str, directory: str) -> int:
             comm.barrier()
             seconds = replay(comm, message.arrays, plan, sleeper)
             comm.barrier()
-            load = read_load().since(before) if before else {}
+            load = load_between(before, read_load()) if before else {}
             comm.barrier()
             sleeper.forget()
             wrong = message.first_wrong(turn) if plan["exact"] else None
@@ -180,10 +173,5 @@ def run(plan_path: str, directory: str) -> int:
     return 0
 
 
-def main(words: Sequence[str]) -> int:
-    """Returns the exit code. `words`: of the command line, without the script."""
-    return exit_code(partial(run, *words))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(partial(run, *sys.argv[1:])))

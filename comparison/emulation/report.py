@@ -14,9 +14,8 @@ from comparison.canvas import colour, ideal_style, legend_below, marker, plain, 
 from comparison.emulation.network import PAYLOAD
 from comparison.emulation.plan import TRACE, Group, Scale, Setting
 from comparison.projection.model import SEPARATE, Projection
-from comparison.report import Found, Report, judged, report_on
+from comparison.report import Found, Report, judged, report_on, size, with_range
 from comparison.verdicts import Pair, Spread, compare, spread
-from comparison.wording import size, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,8 +119,7 @@ def report_of(
     """The report of the launches so far.
 
     Args:
-        facts: JSON-able; machine, versions, titles, command, repeats, confidence, cluster, scale, options,
-            launches (how many there will be).
+        facts: as for `comparison.report.report_on`, and cluster, scale, launches (how many there will be).
         projected: every setting, in the order of the tables.
     """
     scale, titles = facts["scale"], facts["titles"]

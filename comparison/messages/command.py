@@ -11,7 +11,6 @@ call with the same options continues; finished launches are not repeated.
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import sys
 import time
@@ -22,12 +21,13 @@ from typing import Any, Mapping, Sequence
 from base.json_files import read_json_lines
 from base.memory import available_bytes
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words, merged
-from comparison.campaign import Campaign, Said, Store, Turn, turns_of, what_counts
+from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
 from comparison.messages.plan import Cell, Message, left_out_of, worker_plan
 from comparison.messages.report import report_of
 from comparison.options import MessagesOptions
 from comparison.report import Report, as_json, write_text
+from comparison.settings import Turn
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 START_S, RATE = 10.0, 2e8  # a launch's start and bytes a second, before one was made
@@ -58,7 +58,7 @@ def compare_messages(options: MessagesOptions) -> int:
         return sweep.dry_run() if options.dry_run else sweep.run(Path(options.output))
 
 
-class Sweep(Campaign[Turn, "dict[str, Any]"]):
+class Sweep(Campaign):
     """Launches that send messages, backends with as many ranks next to each other. `unfit`: messages that do
     not fit into memory, with the reason."""
 
@@ -68,14 +68,12 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
     left_out = "left out: no message is left that fits into memory and has not failed"
 
     def __init__(self, options: MessagesOptions, store: Store):
-        turns, self.unfit = turns_of(options.cells, options), _unfit(store, options)
-        made = {}
-        for turn in turns:
-            launch = store.load(f"{turn.name}.json", dict)
-            wanted = {message.name for message in options.messages} - set(self.unfit[turn.setting])
-            if launch and (wanted <= set(launch["results"]) or not options.retry_failed):
-                made[turn] = launch
-        super().__init__(options, store, turns, made)
+        self.unfit = _unfit(store, options)
+        super().__init__(options, store, turns_of(options.cells, options))
+
+    def failed(self, turn: Turn, launch: Any) -> bool:
+        wanted = {message.name for message in self.options.messages} - set(self.unfit[turn.setting])
+        return not wanted <= set(launch["results"])
 
     def title(self, turn: Turn) -> str:
         title = self.options.titles[turn.setting.backend]
@@ -102,10 +100,11 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
                 avoided.update(earlier["wrong"], earlier["failures"])
         return [message for message in self.options.messages if message.name not in avoided]
 
-    def launch(self, turn: Turn) -> Said:
-        sent = send(self.options, turn, self._to_send(turn), self.store.directory / turn.name)
-        launch = self.made[turn] = {**turn.setting._asdict(), "repeat": turn.repeat, **sent}
-        self.store.save(f"{turn.name}.json", launch)
+    def measure(self, turn: Turn, directory: Path) -> dict[str, Any]:
+        sent = send(self.options, turn, self._to_send(turn), directory)
+        return {**turn.setting._asdict(), "repeat": turn.repeat, **sent}
+
+    def said(self, launch: Any) -> Said:
         troubles = [*launch["wrong"].items(), *launch["failures"].items()]
         text = "; ".join(f"{message}: {text}" for message, text in troubles)
         others = max(each["others"] for each in launch["attempts"])
@@ -164,7 +163,7 @@ def send(
       come so far, `start_up_s`: from the launch until all ranks had the first average, and `agreement_s`: of
       an agreement (the slowest rank's median)
 
-    Every start has a folder of its own in `directory` with the log and what the ranks wrote.
+    Every start has a folder of its own in `directory`, which is empty, with the log and what the ranks wrote.
 
     Raises:
         KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
@@ -180,8 +179,7 @@ def send(
     start = time.monotonic()
     while todo:
         here = directory / f"start-{len(attempts)}"
-        shutil.rmtree(here, ignore_errors=True)
-        here.mkdir(parents=True)
+        here.mkdir()
         command = command_of(options, turn.setting, here)
         plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
         write_text(here / PLAN, as_json(plan))

@@ -13,7 +13,7 @@ from base.tables import EMPTY, Row, Table
 from comparison.backends import REFERENCE
 from comparison.canvas import colour, legend_below, marker, plain, whiskers
 from comparison.messages.plan import UNITS, Cell, Message
-from comparison.report import Found, Report, judged, report_on
+from comparison.report import Found, Report, judged, memory, report_on, with_range
 from comparison.verdicts import (
     DIFFERENT,
     EQUAL,
@@ -25,7 +25,6 @@ from comparison.verdicts import (
     compare,
     spread,
 )
-from comparison.wording import memory, with_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -232,8 +231,7 @@ def report_of(
     """messages.md, .html, .json, and messages.png where there are figures.
 
     Args:
-        facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a
-            backend), command, dtype, repeats, confidence.
+        facts: as for `comparison.report.report_on`, and the dtype.
         cells, messages: in the order of the tables.
         launches, left_out: as for `evaluate`.
         complete: False for a comparison that goes on, or was interrupted.

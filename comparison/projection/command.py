@@ -14,19 +14,20 @@ crossover.png, too; with --pipeline_stages pipelines.md, .html, .json and .png. 
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Sequence
 
+from base.command_line import not_negative, positive, positive_int, share, whole
 from base.errors import InputError
-from bert.configuration import named_config
+from base.options import option
+from bert.configuration import MOST_LAYERS, named_config
 from comm.numbering import LEAST_PARTITION_BYTES
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.crossover import crossings
-from comparison.projection.model import COLOCATED, GPUS, STRATEGIES, BytePS, Plan
-from comparison.projection.options import SEQUENCES, ProjectionOptions
+from comparison.projection.model import COLOCATED, GPUS, PLACEMENTS, STRATEGIES, BytePS, Plan
 from comparison.projection.pipelines import Pipeline
 from comparison.projection.validation import BASE, LARGE, SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
@@ -40,11 +41,12 @@ from comparison.projection.workload import (
     read_measured,
     update_seconds,
 )
-from training.pipeline.options import ONE_F_ONE_B
+from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
 
 MODEL, LENGTH = LARGE, 128
+SEQUENCES = 64  # of a GPU and pass
 SMALLER = BASE  # beside it for --crossover, unless the command line is about one model
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
@@ -53,6 +55,66 @@ OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
     "crossover",
 )
+
+
+@dataclass(frozen=True)
+class ProjectionOptions:
+    """Options of --project; None: left out. Those without a help are the comparison's, too."""
+
+    output: str
+    model: str | None
+    max_seq_length: int | None
+    accumulate: int | None
+    gpus: Sequence[int] | None = option("numbers of GPUs (1 2 4 8 16 ... 1024)", positive_int, "N", nargs="+")
+    strategies: Sequence[str] | None = option(
+        "ways to average gradients (all)", nargs="+", choices=tuple(STRATEGIES)
+    )
+    servers: int | None = option("servers of BytePS (as many as hosts)", positive_int, "K")
+    server_placement: str | None = option(
+        f"servers on the worker hosts, on machines of their own, or best divided ({COLOCATED})",
+        choices=PLACEMENTS,
+    )
+    cluster: str | None = option(
+        "cluster whose parameters hold unless replaced (p3dn)", choices=sorted(CLUSTERS)
+    )
+    gpus_per_host: int | None = option("GPUs of a host (p3dn: 8)", positive_int, "G")
+    intra_gbps: float | None = option(
+        "bandwidth of a ring inside a host, Gbit/s (p3dn: 160 to 960)", positive, "X"
+    )
+    inter_gbps: float | None = option("bandwidth of a host's network, Gbit/s (p3dn: 100)", positive, "X")
+    network_efficiency: float | None = option("share of it that collectives reach (p3dn: 0.56)", share, "X")
+    intra_latency_us: float | None = option(
+        "latency of a ring's step inside a host (p3dn: 3.4)", not_negative, "X"
+    )
+    inter_latency_us: float | None = option("latency of a step between hosts (p3dn: 9.6)", not_negative, "X")
+    fusion_mb: float | None = option("MiB that Horovod fuses into one call (p3dn: 128)", not_negative, "X")
+    cycle_ms: float | None = option("Horovod's cycle time (p3dn: 1)", not_negative, "X")
+    partition_bytes: int | None = option("bytes of BytePS's partitions (by the servers)", positive_int, "N")
+    compute_s: float | None = option("seconds of one forward and backward pass on one GPU", positive, "S")
+    optimizer_s: float | None = option(
+        "seconds of the update (from the GPU's memory bandwidth)", not_negative, "S"
+    )
+    measured: str | None = option("report.json of a comparison: compute time of this machine", metavar="FILE")
+    gradient_dtype: str | None = option(
+        "dtype of exchanged gradients (float16; --measured: float32)", choices=sorted(ELEMENT_BYTES)
+    )
+    overlap: str | None = option(
+        "exchange during the backward pass, or after it (backward)", choices=("backward", "none")
+    )
+    crossover: bool | None = option(
+        "also from how many servers on BytePS is faster (a minute)", action="store_const", const=True
+    )
+    pipeline_stages: int | None = option(
+        "GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "
+        "strategies; --batch_size counts for a replica (docs/pipelines.md)",
+        whole(2, MOST_LAYERS, "one for each layer of the deepest model"), "S",
+    )  # fmt: skip
+    placement: Sequence[str] | None = option(
+        "of a pipeline's stages (both)", nargs="+", choices=PIPELINE_PLACEMENTS
+    )
+    pipeline_schedule: str | None = option(f"of a pipeline ({ONE_F_ONE_B})", choices=SCHEDULES)
+    batch_size: int | None = option(f"sequences a GPU and pass ({SEQUENCES})", positive_int, "B")
+    vocab_size: int | None = option(f"tokens in the vocabulary ({VOCABULARY})", positive_int, "V")
 
 
 def project(options: ProjectionOptions) -> int:
@@ -104,12 +166,12 @@ def plan_of(options: ProjectionOptions) -> Plan:
     if measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
-    bert = measured.bert if measured else named_config(options.model or MODEL)
-    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
+    own = named_config(options.model or MODEL), options.vocab_size or VOCABULARY
+    bert, vocab_size = measured[:2] if measured else own
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
     length = options.max_seq_length or LENGTH
     parts = bert_parts(bert, vocab_size, length, predictions_of(length))
-    step = measured.step if measured else _published(options, cluster, dtype, parts)
+    step = measured[2] if measured else _published(options, cluster, dtype, parts)
     workload = Workload(
         parts=parts,
         compute_s=step.compute_s,

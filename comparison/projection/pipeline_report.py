@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import Row, Table
-from bert.configuration import BertConfig, named_config
+from bert.configuration import named_config
 from comparison.canvas import legend_below, plain
 from comparison.projection.clusters import UNIVERSITY
 from comparison.projection.model import Plan
@@ -26,8 +26,7 @@ from comparison.projection.pipelines import (
 )
 from comparison.projection.validation import Point, mean_deviation
 from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
-from comparison.report import Part, Report
-from comparison.wording import milliseconds, size
+from comparison.report import Part, Report, column_table, milliseconds, size
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
 from training.pipeline.schedule import bubble
 
@@ -66,11 +65,6 @@ class PipelineCase:
     heads: int
     hosts: int
     published: tuple[float, float]  # intra_first, inter_first
-
-    @property
-    def bert(self) -> BertConfig:
-        """The model; its heads have 64 units."""
-        return named_config(f"bert_{self.layers}_{64 * self.heads}_{self.heads}")
 
 
 CASES = (
@@ -130,7 +124,8 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     The source's decoder is a weight of its own and multiplies every position, masked or not; its layers are
     divided by numbers of parameters; Adam updates them, in float32.
     """
-    parts = bert_parts(case.bert, length=LENGTH, predictions=LENGTH)
+    bert = named_config(f"bert_{case.layers}_{64 * case.heads}_{case.heads}")  # 64 units a head
+    parts = bert_parts(bert, length=LENGTH, predictions=LENGTH)
     rows = reading.rows or BATCH / case.hosts
     cluster = replace(M40, gpus_per_host=case.hosts, inter_gbps=calibration.inter_gbps)
     work = Workload(
@@ -239,10 +234,8 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         [project_pipeline(work, pipeline, plan.cluster, gpus) for gpus in plan.gpus] for pipeline in pipelines
     ]
     own = [
-        Table(
-            f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}",
-            list(COLUMNS),
-            [Row([cell(each) for cell in COLUMNS.values()]) for each in projections],
+        column_table(
+            f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}", COLUMNS, projections
         )
         for pipeline, projections in zip(pipelines, found)
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from comparison.projection.clusters import Cluster
-from comparison.projection.model import FlatRing, Shape
+from comparison.projection.model import FlatRing, Shape, shape_of
 from comparison.projection.workload import (
     FORWARD_SHARE,
     UPDATE_ACCESSES,
@@ -157,15 +157,10 @@ def project_pipeline(
         workload: of a replica; `compute_s` of a micro-batch on one GPU that would hold the whole model,
             `accumulate` the micro-batches of a step; with `overlap` a stage's gradients travel as soon as its
             own backward passes have ended, else after those of all stages.
-
-    Raises:
-        ValueError: a number of GPUs that leaves a host partly empty.
-        InputError: a number of GPUs that is no multiple of the stages.
+        gpus: a multiple of the stages that leaves no host partly empty.
     """
-    local = min(gpus, cluster.gpus_per_host)
-    if gpus % local:
-        raise ValueError(f"{gpus} GPUs do not fill hosts of {local}")
-    slots = [local] * (gpus // local)
+    _, hosts, local = shape_of(gpus, cluster.gpus_per_host)
+    slots = [local] * hosts
     wires = _Wires(cluster, slots, pipeline)
     stages = stages_of(workload, pipeline)
     units = workload.parts[1].gradients[1]

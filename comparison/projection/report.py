@@ -1,4 +1,6 @@
-"""Files of a projection: projection.md, projection.json, the text for the terminal, and plots.
+"""Files of a projection: projection.md, projection.json, the text for the terminal, and plots; the errors of
+the model on published measurements as tables.
+
 projection.png: efficiency by GPUs. projection_validation.png: published and predicted. crossover.png: from
 how many servers on BytePS is faster."""
 
@@ -10,29 +12,33 @@ from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import ideal_style, legend_below, plain
-from comparison.projection import crossover, further
-from comparison.projection.model import Plan, Projection
+from comparison.projection import crossover
+from comparison.projection.model import Plan, Projection, project
 from comparison.projection.validation import (
     CASES,
     DAYS,
     EFFICIENCY,
+    FURTHER,
+    MINUTES,
     STEP,
     THROUGHPUT,
     Case,
     Point,
     error_range,
-    off,
-    tables,
+    is_held_out,
+    mean_deviation,
+    name_of,
     validate,
 )
-from comparison.report import Part, Report
-from comparison.wording import milliseconds, size
+from comparison.report import Part, Report, column_table, milliseconds, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NAME = "projection"  # of the files
+PREDICTIONS = ("published", "predicted", "without_overlap")
+NEAR, HALVES = 0.15, ("shown", "held out")
 SCHEMA = 2  # of projection.json; it grows where the meaning of a field changes
 LIMITS = """\
 - All GPUs are equally fast in every step: no stragglers, no noise, no waiting for data. Real runs of many
@@ -55,13 +61,13 @@ LIMITS = """\
 
 def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
     """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
-    work, projections, points, more = plan.workload, plan.projections(), validate(), further.further()
-    held_out = further.is_held_out(more)
-    own = []
-    for key in dict.fromkeys(each.strategy for each in projections):
-        chosen = [each for each in projections if each.strategy == key]
-        title, rows = chosen[0].title, [Row([cell(each) for cell in COLUMNS.values()]) for each in chosen]
-        own.append(Table(title[0].upper() + title[1:], list(COLUMNS), rows))
+    work, points, more = plan.workload, validate(), validate(FURTHER)
+    own, projections = [], []
+    held_out = is_held_out(more)
+    for strategy in plan.strategies:
+        found = [project(work, strategy, plan.cluster, gpus) for gpus in plan.gpus]
+        own.append(column_table(strategy.title[0].upper() + strategy.title[1:], COLUMNS, found))
+        projections += found
     overlap = "during the backward pass" if work.overlap else "after the backward pass"
     facts = (
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
@@ -100,7 +106,7 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
         source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
         parameters.append(Row([field, shown, source]))
     sources = []
-    for case in (*CASES, *further.CASES):
+    for case in (*CASES, *FURTHER):
         single = f"; compute time: {case.single.source}" if case.single else ""
         assumed = f"; assumed: {case.assumed}" if case.assumed else ""
         sources.append(f"- {case.title}: {case.source}{single}; cluster {case.cluster.title}{assumed}")
@@ -119,8 +125,7 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
         "Of each measurement one number is used, the compute time of a pass (marked, or from a single GPU);\n"
         "all other parameters come from the sources of the cluster. Predicted: gradients travel during the\n"
         "backward pass, as simulated. Without overlap: all of them after it.",
-        *tables(points),
-        *further.tables(points, more),
+        *validation_tables(points, more),
         f"![published and predicted]({VALIDATION})",
         "## Where it must fail",
         LIMITS,
@@ -155,7 +160,7 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
         "validation_error": {"predicted": errors[True], "without_overlap": errors[False]},
         "validation": [_as_object(point) for point in points],
         "further_validation": [
-            {**_as_object(each), "held_out": held_out.get(further.name_of(each))} for each in more
+            {**_as_object(each), "held_out": held_out.get(name_of(each))} for each in more
         ],
         "crossover": crossings,
     }
@@ -181,6 +186,102 @@ COLUMNS: Mapping[str, Callable[[Projection], str]] = {
 }
 
 
+def off(deviation: float) -> str:
+    return f"{round(100 * deviation, 1) + 0.0:+.1f}%"  # the sum makes +0.0 of -0.0
+
+
+def validation_tables(points: Sequence[Point[Case]], more: Sequence[Point[Case]]) -> list[Table]:
+    """The validation, the same in projection.md and in docs/projection.md.
+
+    After the points all of DLPerf's, with overlap and without, the deviation by case, to show which of the
+    two predictions is nearer, the milliseconds by which steps become longer, from one GPU to a host and from
+    one host to four, and the further points with the errors of all.
+
+    Args:
+        points: of CASES. more: of FURTHER.
+    """
+    means, losses, pairs = [], [], []
+    for case in CASES:
+        own = [point for point in points if point.case is case]
+        predictions = sum(not point.calibrated for point in own)
+        overlap, after = mean_deviation(own), mean_deviation(own, overlap=False)
+        means.append(Row([case.title, str(predictions), f"{100 * overlap:.1f}%", f"{100 * after:.1f}%"]))
+        if case.unit != THROUGHPUT:
+            continue
+        at, cells = {point.at: point for point in own}, [case.title]
+        for few, many in ((1, 8), (8, 32)):
+            for kind in PREDICTIONS:
+                before, then = (count * case.sequences / getattr(at[count], kind) for count in (few, many))
+                cells.append(f"{1e3 * (then - before):.1f}")
+        losses.append(Row(cells))
+        both = [f"{off(each.deviation())} / {off(each.deviation(False))}" for each in own if each.at > 1]
+        pairs.append(Row([case.title, *both]))
+    spans = [
+        f"{span}: {name}"
+        for span in ("1 to 8 GPUs", "8 to 32")
+        for name in ("published", "predicted", "without overlap")
+    ]
+    held_out, new = is_held_out(more), [point for point in more if not point.calibrated]
+    halves = [HALVES[held_out[name_of(point)]] for point in new]
+    errors = []
+    for title, own in (
+        ("the first ones", [point for point in points if not point.calibrated]),
+        *((f"further, {half}", [each for each, its in zip(new, halves) if its == half]) for half in HALVES),
+    ):
+        cells = [title, str(len(own))]
+        for overlapping in (True, False):
+            near = sum(abs(point.deviation(overlapping)) <= NEAR for point in own)
+            cells += [f"{100 * mean_deviation(own, overlapping):.1f}%", str(near)]
+        errors.append(Row(cells))
+    judged, within = [point for point in points if point.case.main], f"within {NEAR:.0%}"
+    dlperf = [f"{gpus} GPUs" for gpus in (2, 4, 8, 16, 32)]
+    return [
+        _points_table("the measurements the model is judged by", judged),
+        Table("Validation: DLPerf's points, off by with overlap / without", ["measurement", *dlperf], pairs),
+        Table(
+            "Validation: mean absolute deviation",
+            ["measurement", "predictions", "mean off", "without overlap"],
+            means,
+        ),
+        Table(
+            "Validation: what a step loses inside a host, and between hosts",
+            ["ms a step, more", *spans],
+            losses,
+        ),
+        _points_table("further measurements", new, halves),
+        Table(
+            "Validation: all errors",
+            ["measurements", "predictions", "mean off", within, "without overlap", within],
+            errors,
+        ),
+    ]
+
+
+def _points_table(title: str, points: Sequence[Point[Case]], halves: Sequence[str] = ()) -> Table:
+    """Points with their predictions. `halves`: a last column."""
+    rows = []
+    for place, point in enumerate(points):
+        unit = point.case.unit
+        cells = [point.case.title, str(point.at), _shown(unit, point.published)]
+        if point.calibrated:
+            rows.append(Row(cells, "compute time taken from it"))
+            continue
+        for predicted, overlap in ((point.predicted, True), (point.without_overlap, False)):
+            cells += [_shown(unit, predicted), off(point.deviation(overlap))]
+        rows.append(Row([*cells, *halves[place : place + 1]]))
+    head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by")
+    return Table(f"Validation: {title}", [*head, "half"] if halves else head, rows)
+
+
+def _shown(unit: str, value: float) -> str:
+    """A value in its unit."""
+    if unit == EFFICIENCY:
+        return f"{100 * value:.1f}%"
+    if unit == THROUGHPUT:
+        return f"{value:,.0f}"
+    return f"{value:.1f} min" if unit == MINUTES else f"{value:.2f} {'s' if unit == STEP else 'days'}"
+
+
 def _as_object(point: Point[Case]) -> dict[str, Any]:
     return {
         "case": point.case.key,
@@ -188,10 +289,7 @@ def _as_object(point: Point[Case]) -> dict[str, Any]:
         "source": point.case.source,
         "gpus": point.at,
         "unit": point.case.unit,
-        "published": point.published,
-        "predicted": point.predicted,
-        "without_overlap": point.without_overlap,
-        "calibrated": point.calibrated,
+        **{name: getattr(point, name) for name in (*PREDICTIONS, "calibrated")},
     }
 
 

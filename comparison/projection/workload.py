@@ -162,16 +162,9 @@ class Step(NamedTuple):
     what: str
 
 
-class Measured(NamedTuple):
-    """Model and step of the launches of a report."""
-
-    bert: BertConfig
-    vocab_size: int
-    step: Step
-
-
-def read_measured(path: str) -> Measured:
-    """The largest batch that one worker ran in float32, or else in the first dtype there is.
+def read_measured(path: str) -> tuple[BertConfig, int, Step]:
+    """Model, its vocabulary and step of a report: the largest batch that one worker ran in float32, or else
+    in the first dtype there is.
 
     With one worker nothing is exchanged, so all backends count alike: the median over their launches.
 
@@ -220,7 +213,7 @@ def read_measured(path: str) -> Measured:
         dtype=dtype,
         what=f"{path}: {bert.description}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
     )
-    return Measured(bert, vocab_size, step)
+    return bert, vocab_size, step
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:

@@ -1,8 +1,7 @@
 """Comparison of training runs.
 
-launches   the options of the training scripts, and a launch's directory
 record     metrics and traces as a record of one launch
-command    a comparison from its options to the report
+command    a comparison from its options to the report, with the launches of the training scripts
 agreement  the comparison of computed values, and the differences that two equal computations may have
 results    the figures of each setting, or the reason for none
 sections   the tables of a report

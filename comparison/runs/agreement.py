@@ -10,11 +10,10 @@ two launches may be apart.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from comparison.backends import RINGS
-from comparison.runs.record import Record
+from comparison.runs.record import RATES, Record
 from comparison.settings import Group, Setting
 
 # Greatest relative difference of two losses, by dtype; see `between_backends`.
@@ -192,28 +191,14 @@ def curve_of(record: Record) -> Curve:
     """Results of a launch, at every line of its metrics, warm-up included."""
     curve: dict[int, dict[str, float | None]] = {}
     for each in (*record.warm_up, *record.intervals):
-        rates = (each.tokens_per_s, each.padded_tokens_per_s, each.sequences_per_s)
         curve[each.step] = {
-            **{name: rate * each.step_s for name, rate in zip(_WORK, rates)},
+            **{name: getattr(each, rate) * each.step_s for name, rate in zip(_WORK, RATES)},
             LR: each.lr,
             "mlm_loss": each.mlm_loss,
             "nsp_loss": each.nsp_loss,
             GRAD_NORM: each.grad_norm,
         }
     return curve
-
-
-def not_finite(record: Record) -> str | None:
-    """A line about the first figure of a launch that is not a finite number; None: there is none.
-
-    Gradient norms may be so: a loss scale that is too high skips a step.
-    """
-    for step, figures in sorted(curve_of(record).items()):
-        for name in (*_LOSSES, *_WORK):
-            value = figures[name]
-            if value is None or not math.isfinite(value):
-                return f"{name} is not finite at step {step}"
-    return None
 
 
 def differences(actual: Record, expected: Record, limits: Limits) -> list[Difference]:
@@ -304,10 +289,8 @@ def judge(
 
 def greatest_difference(launches: Iterable[Record]) -> dict[str, float]:
     """Greatest difference of any loss and of any gradient norm at any step, relative to the greater, by kind
-    of difference; empty for fewer than two launches."""
+    of difference."""
     known = [curve_of(each) for each in launches]
-    if len(known) < 2:
-        return {}
     worst = {_KINDS[name]: 0.0 for name in (*_LOSSES, GRAD_NORM)}
     for step in set.intersection(*(set(each) for each in known)):
         for name in (*_LOSSES, GRAD_NORM):

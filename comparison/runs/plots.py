@@ -19,11 +19,11 @@ from comparison.canvas import (
     thousands,
     whiskers,
 )
+from comparison.report import share_with_extremes
 from comparison.runs import agreement
 from comparison.runs.results import Breakdown, Results
 from comparison.runs.sections import short_reason
 from comparison.settings import Group, Setting
-from comparison.wording import share_with_extremes
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
 from training.profiling.trace import COPYING, DATA_WAIT
@@ -31,8 +31,6 @@ from training.profiling.trace import COPYING, DATA_WAIT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
 
 
 def throughput(results: Results) -> Figure | None:
@@ -46,8 +44,6 @@ def throughput(results: Results) -> Figure | None:
             for place, count in enumerate(workers):
                 result = results.of(Setting(backend, count, dtype, batch_size))
                 at = place + (index - (len(backends) - 1) / 2) * width
-                if result is None:
-                    continue
                 if result.figures is None:
                     axes.text(
                         at, 0.02, short_reason(result), rotation=90, ha="center", va="bottom", fontsize=8,
@@ -83,7 +79,7 @@ def scaling(results: Results) -> Figure | None:
         ones, compared = [], False
         for index, backend in enumerate(backends):
             own = [results.of(Setting(backend, count, dtype, batch_size)) for count in workers]
-            known = [(each.setting.workers, each.figures) for each in own if each and each.figures]
+            known = [(each.setting.workers, each.figures) for each in own if each.figures]
             line = line_style(index, len(backends))
             rates = {count: each.tokens_per_s for count, each in known}
             if 1 in rates:

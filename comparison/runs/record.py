@@ -11,13 +11,14 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from base.errors import InputError
 from base.json_files import read_json_lines
 from comparison.launch import Launched, reason_of_exit
-from comparison.settings import Setting
+from comparison.settings import Setting, Turn
 from training.checkpoint import PARAMS, read_manifest
 from training.profiling.breakdown import break_down
 from training.profiling.trace import read_trace
 
 TIMED = "timed"
 PROFILED = "profiled"  # with --profile: for the breakdown of a step, never for its time
+RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")  # of a line of metrics
 LOG, METRICS, TRACE = "run.log", "metrics.jsonl", "trace.json"
 
 
@@ -27,18 +28,6 @@ class Steps(NamedTuple):
     total: int
     warm_up: int
     interval: int
-
-
-class Work(NamedTuple):
-    """One launch to be made. `kind`: of comparison.runs.record."""
-
-    setting: Setting
-    kind: str
-    repeat: int
-
-    def __str__(self) -> str:
-        which = "profile" if self.kind == PROFILED else "repeat"
-        return f"{self.setting.name} {which} {self.repeat + 1}"
 
 
 class Interval(NamedTuple):
@@ -116,7 +105,7 @@ class Record:
 
 
 def read_run(
-    work: Work, steps: Steps, launched: Launched, directory: Path, command: Sequence[str], begun: str
+    work: Turn, steps: Steps, launched: Launched, directory: Path, command: Sequence[str], begun: str
 ) -> Record:
     """The record of a launch that has ended, with figures or with the reason why there are none."""
     record = Record(
@@ -137,13 +126,9 @@ def read_run(
     if failure is not None:
         return replace(record, failure=failure, out_of_memory=out_of_memory)
     try:
-        files = read_manifest(str(directory), steps.total).get("files")
+        checksum = read_manifest(str(directory), steps.total)["files"][PARAMS]["sha256"]
     except InputError as error:
         return replace(record, failure=f"exit code 0, but {error}")
-    checksum = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
-    if not isinstance(checksum, str):
-        lacking = f"the manifest of step {steps.total} in {directory} has no checksum of the parameters"
-        return replace(record, failure=f"exit code 0, but {lacking}")
     intervals = [Interval(**{name: line[name] for name in Interval._fields}) for line in lines]
     warm = sum(interval.step <= steps.warm_up for interval in intervals)
     first = lines[0]
@@ -183,14 +168,14 @@ def _failure(
     if [line["step"] for line in lines] != expected:
         return f"too short: {done} of {steps.total} steps, {len(lines)} of {len(expected)} lines", False
     for line in lines:
-        for name in ("mlm_loss", "nsp_loss", "step_s"):
+        missing = [name for name in Interval._fields if name not in line]
+        if missing:
+            return f"{METRICS} has no {missing[0]} at step {line['step']}", False
+        for name in ("mlm_loss", "nsp_loss", "step_s", *RATES):
             finite = isinstance(line[name], (int, float)) and math.isfinite(line[name])
             if name != "step_s" and not finite:
                 skipped = f"; {line['skipped_steps']} steps were skipped" if line["skipped_steps"] else ""
                 return f"{name} is not finite at step {line['step']}{skipped}", False
             if name == "step_s" and not (finite and line[name] > 0):
                 return f"step_s is {line['step_s']} at step {line['step']}", False
-        missing = [name for name in Interval._fields if name not in line]
-        if missing:
-            return f"{METRICS} has no {missing[0]} at step {line['step']}", False
     return None, False

@@ -43,12 +43,7 @@ def report_of(
     shares = [each.others for each in records if each.others is not None and not each.failure]
     facts = {**facts, "busy": busy_mark(shares)}
     results = gather(facts, records, planned)
-    pictures = {
-        plots.THROUGHPUT: plots.throughput(results),
-        plots.SCALING: plots.scaling(results),
-        plots.BREAKDOWN: plots.breakdown_figure(results),
-        plots.LOSSES: plots.losses(results),
-    }
+    pictures = {name: draw(results) for name, (_, draw) in _PLOTS.items()}
     # Warnings stand before everything else.
     warnings = []
     if not complete:
@@ -59,14 +54,7 @@ def report_of(
     if repeats < FEWEST_REPEATS:
         warnings.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
     tables = marked(
-        [
-            sections.speed(results, repeats),
-            sections.pairs(results),
-            sections.communication(results),
-            sections.resources(results),
-            sections.scaling(results),
-            sections.to_finish(results),
-        ],
+        [sections.speed(results, repeats), *(section(results) for section in sections.AFTER_SPEED)],
         facts["busy"],
     )
     planned_repeats = planning(results.pairs, facts["confidence"])
@@ -97,10 +85,10 @@ def report_of(
 
 _FEW = 2  # so many settings are named one by one
 _PLOTS = {
-    plots.THROUGHPUT: "Throughput of every setting",
-    plots.SCALING: "Throughput and efficiency by the number of workers",
-    plots.BREAKDOWN: "Parts of a step, medians over the profiled launches",
-    plots.LOSSES: "Losses of all backends on top of each other",
+    "throughput.png": ("Throughput of every setting", plots.throughput),
+    "scaling.png": ("Throughput and efficiency by the number of workers", plots.scaling),
+    "breakdown.png": ("Parts of a step, medians over the profiled launches", plots.breakdown_figure),
+    "losses.png": ("Losses of all backends on top of each other", plots.losses),
 }
 
 
@@ -200,11 +188,7 @@ def _document(
 ) -> list[Part]:
     """The whole text. `first`: its first sentences; `drawn`: the plots, which lie beside it."""
     facts = results.facts
-    usual = [
-        sections.throughput(results),
-        sections.training_time(results),
-        sections.expansion(results),
-    ]
+    usual = [section(results) for section in sections.USUAL]
     greatest = []
     for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
         values = {group: each[kind] for group, each in results.greatest_difference.items()}
@@ -219,7 +203,7 @@ def _document(
         "## Results",
         *tables,
         "## Plots" if drawn else "",
-        *(f"![{_PLOTS[name]}]({name})" for name in drawn),
+        *(f"![{_PLOTS[name][0]}]({name})" for name in drawn),
         "## The same as others print it",
         *marked(usual, facts["busy"]),
         "## How verdicts are reached",

@@ -13,14 +13,12 @@ from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
 from comparison.backends import RINGS
+from comparison.report import title_of
 from comparison.runs import agreement
-from comparison.runs.record import PROFILED, TIMED, Record
+from comparison.runs.record import PROFILED, RATES, TIMED, Record
 from comparison.settings import Group, Setting
 from comparison.verdicts import Pair, Spread, compare, spread
-from comparison.wording import title_of
 from training.profiling.breakdown import EXPOSED, PARTS
-
-_RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
 
 
 class Breakdown(NamedTuple):
@@ -190,7 +188,7 @@ def figures_of(
     repeats = [each.repeat for each in launches]
     medians = {
         name: [statistics.median(getattr(each, name) for each in launch.intervals) for launch in launches]
-        for name in ("step_s", *_RATES)
+        for name in ("step_s", *RATES)
     }
     spreads = {name: spread(values) for name, values in medians.items()}
     starts = [each.start_up_s for each in launches if each.start_up_s is not None]
@@ -280,8 +278,8 @@ class Results:
         workers = f"{group.workers} worker{'s' if group.workers > 1 else ''}"
         return f"{workers}, {group.dtype}, {group.batch_size:,} {self.unit}"
 
-    def of(self, setting: Setting) -> Result | None:
-        return next((each for each in self.results if each.setting == setting), None)
+    def of(self, setting: Setting) -> Result:
+        return next(each for each in self.results if each.setting == setting)
 
     def groups(self) -> dict[Group, list[Result]]:
         groups: dict[Group, list[Result]] = {}
@@ -291,13 +289,12 @@ class Results:
 
 
 def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequence[Setting]) -> Results:
-    """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.report_of`."""
-    # In the order of their repeats; of two with the same number the later one counts.
-    by_repeat = {(each.setting, each.kind, each.repeat): each for each in records}
-    own_of: dict[tuple[Setting, str], list[Record]] = {}
-    for (setting, kind, _), record in sorted(by_repeat.items(), key=lambda item: item[0][-1]):
-        own_of.setdefault((setting, kind), []).append(record)
-    timed, profiled = ({each: own_of.get((each, kind), []) for each in planned} for kind in (TIMED, PROFILED))
+    """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.report_of`. `records`: those of
+    a setting in the order of their repeats."""
+    timed, profiled = (
+        {each: [own for own in records if (own.setting, own.kind) == (each, kind)] for each in planned}
+        for kind in (TIMED, PROFILED)
+    )
     found: dict[Setting, Result] = {}
     figures: dict[Setting, Figures] = {}
     samples: dict[Group, dict[str, Mapping[int, float]]] = {}
@@ -353,19 +350,14 @@ def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[st
     if not launches:
         broken = next(iter(_broken(profiles)), None)
         return NOT_RUN, "not run yet" + (f"; its profiled launch failed: {broken}" if broken else "")
-    failed = []
-    for each in launches:
-        why = " ".join((each.failure or "").split()) or (OUT_OF_MEMORY if each.out_of_memory else None)
-        if why is None:
-            why = agreement.not_finite(each) if each.intervals else "no step after the warm-up"
-        if why:
-            failed.append((each, why))
+    failed = [each for each in launches if each.failure]
     if not failed:
         return None
+    first = next((each for each in failed if each.out_of_memory), failed[0])
+    reason = " ".join((first.failure or "").split())
     often = f" (in {len(failed)} of {len(launches)} launches)" if len(launches) > 1 else ""
-    reason = next((why for each, why in failed if each.out_of_memory), None)
-    if reason is None:
-        return FAILED, f"failed: {failed[0][1]}{often}"
+    if not first.out_of_memory:
+        return FAILED, f"failed: {reason}{often}"
     said = reason if OUT_OF_MEMORY in reason.lower() else f"{OUT_OF_MEMORY}: {reason}"
     return OUT_OF_MEMORY, said + often
 

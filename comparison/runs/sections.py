@@ -9,7 +9,7 @@ from typing import Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.report import judged
+from comparison.report import judged, memory, share_with_extremes, size, with_extremes, with_quartiles
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
@@ -23,13 +23,6 @@ from comparison.runs.results import (
 )
 from comparison.settings import Setting
 from comparison.verdicts import Spread
-from comparison.wording import (
-    memory,
-    share_with_extremes,
-    size,
-    with_extremes,
-    with_quartiles,
-)
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 _LEAST_MS = 0.0005  # of communication: less is none
@@ -102,7 +95,7 @@ def pairs(results: Results) -> Table | None:
         cells = setting_cells(Setting(each.first, *each.group), results)
         cells += [results.title(each.second), ratio, p, str(each.repeats)]
         ran = {name: results.of(Setting(name, *each.group)) for name in (each.first, each.second)}
-        found = {name: own.figures.samples for name, own in ran.items() if own and own.figures}
+        found = {name: own.figures.samples for name, own in ran.items() if own.figures}
         titles = {name: results.title(name) for name in found}
         rows.append(judged(cells, each, found, titles, results.words(each.group)))
     head = ["workers", "dtype", f"{results.unit} a worker"]
@@ -300,3 +293,7 @@ def expansion(results: Results) -> Table:
     ]
     rows = _rows(sorted(results.results, key=place), names, columns)
     return Table("Nodes, time per step, expansion, speed-up", [*head, *columns], rows, 3, notes)
+
+
+AFTER_SPEED = (pairs, communication, resources, scaling, to_finish)  # the report's tables, in this order
+USUAL = (throughput, training_time, expansion)  # the same as others print it

@@ -6,8 +6,8 @@ import pytest
 
 from base.quantities import digits, duration, percent
 from base.tables import Row, Table, markdown, terminal
+from comparison.report import memory, size, with_extremes, with_quartiles
 from comparison.verdicts import Spread
-from comparison.wording import memory, size, with_extremes, with_quartiles
 
 TABLE = Table(
     "Speed",

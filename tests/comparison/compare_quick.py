@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from compare import main
 from comparison import report
 from comparison.backends import MPIRUN, Backend
-from comparison.main import main
 from data import embedded
 from data.corpus_files import finished, save_report, write_corpus
 from training.entry import exit_code

@@ -1,8 +1,9 @@
-"""run_pretraining_hvd.py over a faulty communicator, as the ranks' script of backends that must be found out.
+"""compare.py with four more backends, whose ranks run this script: run_pretraining_hvd.py over a faulty
+communicator, which must be found out.
 
-FAULT in the environment: `alone` (gradients are not exchanged at all), `sum` (gradients are added up and not
-divided by the number of ranks, as the factor is lost), `crash` (rank 1 fails in step 3) or `memory` (the
-process may take no more than so many MiB from the time that it has joined: `memory 600`).
+FAULT in the environment of ranks: `alone` (gradients are not exchanged at all), `sum` (gradients are added up
+and not divided by the number of ranks, as the factor is lost), `crash` (rank 1 fails in step 3) or `memory`
+(the process may take no more than so many MiB from the time that it has joined: `memory 600`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,28 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from pathlib import Path
 
 import run_pretraining_hvd
 import training.pretraining
 from base.threads import set_threads
+from compare import main
+from comparison.backends import BACKENDS, MPIRUN, Backend
 from training.entry import exit_code
 from training.profiling.profiler import separate_operators
 
+FAULTS = {"alone": "alone", "sum": "sum", "crash": "crash", "memory": "memory 2000"}
 
-def main() -> int:
+
+def compare() -> int:
+    script = Path(__file__).resolve()
+    faulty = {
+        key: Backend(key, f"faulty: {key}", script, MPIRUN, {"FAULT": each}) for key, each in FAULTS.items()
+    }
+    return main(sys.argv[1:], {**BACKENDS, **faulty})
+
+
+def train() -> int:
     set_threads()
     if "--profile" in sys.argv:
         separate_operators()
@@ -50,4 +64,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(train if "FAULT" in os.environ else compare))

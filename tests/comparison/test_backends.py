@@ -10,8 +10,6 @@ import pytest
 from base.errors import InputError
 from comparison.backends import (
     BACKENDS,
-    BYTEPS_SCRIPT,
-    HVD_SCRIPT,
     Cluster,
     environment,
     launch_words,
@@ -27,12 +25,6 @@ def words(key: str, workers: int, cluster: Cluster | None, directory: Path) -> l
 
 def hostfile(directory: Path) -> str:
     return (directory / "hostfile").read_text("ascii")
-
-
-def test_every_script_is_there():
-    assert {backend.script for backend in BACKENDS.values()} == {HVD_SCRIPT, BYTEPS_SCRIPT}
-    assert HVD_SCRIPT.is_file() and BYTEPS_SCRIPT.is_file()
-    assert all(key == backend.key for key, backend in BACKENDS.items())
 
 
 def test_on_this_machine(tmp_path):
@@ -66,7 +58,7 @@ def test_on_a_cluster_the_first_slots_are_taken(tmp_path):
     assert hostfile(tmp_path) == "a slots=4\n"
 
 
-@pytest.mark.parametrize(("key", "workers"), [("byteps", 12), ("byteps_local", 24), ("hvd_mpi", 25)])
+@pytest.mark.parametrize(("key", "workers"), [("byteps", 12), ("byteps_local", 24)])
 def test_slots_that_cannot_be_shared_out(tmp_path, key, workers):
     with pytest.raises(InputError, match=f"{workers} workers"):
         words(key, workers, CLUSTER, tmp_path)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from base.errors import InputError
 from comparison.backends import Cluster
 from comparison.campaign import Store, versions, what_counts
-from comparison.runs.command import Runs
-from comparison.runs.launches import finished, keep_outcome, make_directory, path_of, save
-from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record, Work
-from comparison.settings import Setting
+from comparison.runs.command import Runs, keep_outcome
+from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record
+from comparison.settings import Setting, Turn
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
-WORK = Work(SETTING, TIMED, 0)
+WORK = Turn(SETTING, 0, TIMED)
 PLAN = {
     "--backends": ["hvd_mpi", "byteps"],
     "num_steps": 60,
@@ -29,41 +31,52 @@ def record(**changes: object) -> Record:
     return Record(**{"setting": SETTING, "kind": TIMED, "repeat": 0, "intervals": (interval,), **changes})
 
 
-def load(store: Store) -> Record | None:
-    return finished(store, [WORK]).get(WORK)
+def runs(store: Store, *works: Turn) -> Runs:
+    return Runs(SimpleNamespace(retry_failed=False), None, store, works)
 
 
-def test_records_come_back(tmp_path):
-    works = [WORK, Work(SETTING, PROFILED, 0), Work(SETTING, TIMED, 1)]
+def folder(store: Store) -> Path:
+    """Of a launch that has begun."""
+    made = store.directory / runs(store).folder_of(WORK)
+    made.mkdir(parents=True)
+    return made
+
+
+def test_records_come_back(tmp_path, monkeypatch):
+    works = [WORK, Turn(SETTING, 0, PROFILED), Turn(SETTING, 1, TIMED)]
     with Store(str(tmp_path / "out")) as store:
         store.agree_on(PLAN, 5)
-        assert finished(store, works) == {}
-        make_directory(store, WORK)
-        save(store, record(seconds=3.5))
+        assert runs(store, *works).made == {}
+        made = folder(store)
+        (made / "metrics.jsonl").write_text("{}")
+        assert runs(store, *works).made == {}, "a half-done launch does not count"
+        left = []  # it is cleared away
+        monkeypatch.setattr(
+            Runs, "measure", lambda *words: left.extend(words[-1].iterdir()) or record(seconds=3.5)
+        )
+        runs(store, *works).launch(WORK)
+        assert left == []
     with Store(str(tmp_path / "out")) as store:
-        assert finished(store, works) == {WORK: record(seconds=3.5)}
-
-
-def test_a_half_done_launch_does_not_count_and_is_cleared_away(tmp_path):
-    with Store(str(tmp_path)) as store:
-        directory = make_directory(store, WORK)
-        (directory / "metrics.jsonl").write_text("{}")
-        assert load(store) is None
-        assert list(make_directory(store, WORK).iterdir()) == []
+        assert runs(store, *works).made == {WORK: record(seconds=3.5)}
+        failing = replace(record(), failure="no such luck")
+        store.save(f"{made.relative_to(store.directory)}/record.json", failing)
+        again = Runs(SimpleNamespace(retry_failed=True), None, store, works)
+        assert (runs(store, *works).made, again.made) == ({WORK: failing}, {})
 
 
 def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_path):
     with Store(str(tmp_path)) as store:
-        checkpoints = make_directory(store, WORK) / "ckpt"
+        made = folder(store)
+        checkpoints = made / "ckpt"
         checkpoints.mkdir()
         (checkpoints / METRICS).write_text("lines")
         (checkpoints / "0000060.params").write_bytes(b"x" * 1000)
         for step in ("0000050", "0000060"):
             (checkpoints / f"{step}.json").write_text(step)
-        keep_outcome(store.directory / path_of(WORK), 60)
-        assert sorted(os.listdir(store.directory / path_of(WORK))) == ["0000060.json", METRICS]
-        assert ((store.directory / path_of(WORK)) / "0000060.json").read_text() == "0000060"
-        assert ((store.directory / path_of(WORK)) / METRICS).read_text() == "lines"
+        keep_outcome(made, 60)
+        assert sorted(os.listdir(made)) == ["0000060.json", METRICS]
+        assert (made / "0000060.json").read_text() == "0000060"
+        assert (made / METRICS).read_text() == "lines"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +115,9 @@ def test_a_directory_that_holds_another_report_is_left_alone(tmp_path):
 @pytest.mark.parametrize("text", ["{", "{}", '{"setting": 1}', "[]"])
 def test_damaged_records_are_named(tmp_path, text):
     with Store(str(tmp_path)) as store:
-        (make_directory(store, WORK) / "record.json").write_text(text)
+        (folder(store) / "record.json").write_text(text)
         with pytest.raises(InputError, match="record.json is damaged"):
-            load(store)
+            runs(store, WORK)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -133,26 +146,28 @@ SLOW, FAST = Setting("byteps", 2, "float32", 512), Setting("hvd_mpi", 2, "float3
 ALONE = Setting("hvd_mpi", 1, "float32", 512)
 
 
-def made(*launches: tuple[Work, float]) -> dict[Work, Record]:
+def made(*launches: tuple[Turn, float]) -> dict[Turn, Record]:
     return {work: Record(work.setting, work.kind, work.repeat, seconds=seconds) for work, seconds in launches}
 
 
 def test_each_launch_is_taken_to_last_as_long_as_its_like(tmp_path):
     known = made(
-        (Work(SLOW, TIMED, 0), 30.0),
-        (Work(SLOW, TIMED, 1), 20.0),
-        (Work(FAST, TIMED, 0), 10.0),
-        (Work(SLOW, PROFILED, 0), 90.0),
+        (Turn(SLOW, 0, TIMED), 30.0),
+        (Turn(SLOW, 1, TIMED), 20.0),
+        (Turn(FAST, 0, TIMED), 10.0),
+        (Turn(SLOW, 0, PROFILED), 90.0),
     )
 
-    def left(todo: list[Work]) -> float:
-        return Runs(None, None, Store(str(tmp_path)), [], known).seconds_left(todo)
+    def left(todo: list[Turn]) -> float:
+        found = runs(Store(str(tmp_path)))
+        found.made = known
+        return found.seconds_left(todo)
 
-    assert left([Work(FAST, TIMED, 1)]) == 10
-    assert left([Work(SLOW, TIMED, 2), Work(SLOW, TIMED, 3)]) == 50
+    assert left([Turn(FAST, 1, TIMED)]) == 10
+    assert left([Turn(SLOW, 2, TIMED), Turn(SLOW, 3, TIMED)]) == 50
     # Another backend with as many workers; then anything at all.
-    assert left([Work(Setting("hvd_gloo", 2, "float32", 512), TIMED, 0)]) == 20
-    assert left([Work(ALONE, TIMED, 0)]) == 25
+    assert left([Turn(Setting("hvd_gloo", 2, "float32", 512), 0, TIMED)]) == 20
+    assert left([Turn(ALONE, 0, TIMED)]) == 25
     assert left([]) == 0
     known.clear()
-    assert left([Work(FAST, TIMED, 1)]) == 0
+    assert left([Turn(FAST, 1, TIMED)]) == 0

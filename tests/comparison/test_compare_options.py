@@ -12,7 +12,6 @@ from base.errors import InputError
 from comparison import options as options_module
 from comparison.backends import BACKENDS, count_gpus
 from comparison.options import Options, parse_options
-from comparison.runs.record import Steps
 from tests.processes import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +29,7 @@ def test_the_default_is_what_the_issue_asks_for():
     assert {each.workers for each in settings} == {1, 2}
     assert {each.dtype for each in settings} == {"float32", "bfloat16"}
     assert (found.repeats, found.profiles) == (5, 3) and found.cluster is None
-    assert found.script_args == () and found.lines == Steps(60, 20, 5)
+    assert found.script_args == () and (found.steps, found.warmup_steps, found.log_interval) == (60, 20, 5)
 
 
 def test_on_gpus(monkeypatch, tmp_path):
@@ -68,6 +67,8 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--warmup_steps 7", "--warmup_steps 7: must be a multiple"),
         ("--steps 30", "--steps 30: after 20 steps of warm-up there must be 3 intervals of 5; give 35"),
         ("--confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
+        ("--emulate --confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
+        ("--merge a b --confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
         ("--confidence nan", "--confidence: 'nan' is not"),
         ("--price_per_hour 0", "--price_per_hour"),
         ("--time_limit 0", "--time_limit"),
@@ -79,6 +80,7 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--project --dry_run", "--dry_run: --project launches nothing"),
         ("--sizes 4KB", "--sizes: is an option of --comm_only"),
         ("--cluster p3dn", "--cluster: is an option of --project"),
+        ("--comm_only --scale 10 10", "--scale: is an option of --emulate"),
         ("--batch_size 8", "--batch_size: is an option of --project; here it is --batch_sizes"),
     ],
 )

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from compare import main
 from comparison.backends import BACKENDS
-from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection import crossover
 from comparison.projection.command import plan_of

@@ -3,6 +3,7 @@ an emulation that is killed. Those with hosts need root."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from base import machine
 from base.errors import InputError
+from base.processes import running
 from comparison.backends import BACKENDS
 from comparison.emulation import network
 from comparison.emulation.command import MOST_TAKEN, MOST_WAITED, emulate, measured
@@ -30,13 +32,13 @@ from comparison.emulation.plan import (
     layout_of,
     message_workload,
     replay_of,
-    servers_of,
     traced_workload,
 )
 from comparison.emulation.report import figures_of, report_of
 from comparison.options import parse_options
 from comparison.projection.clusters import P3DN
 from comparison.projection.model import FlatRing, project
+from comparison.report import as_json
 from tests.pages import samples_behind
 from tests.processes import ROOT, run_command, until
 from training.profiling.trace import Operator, Step, Trace, write_trace
@@ -67,14 +69,6 @@ def test_settings_are_every_combination():
     # Only BytePS has this compression.
     options = options_of("--compressions", "onebit", "--hosts", 2, "--server_sets", "separate:3")
     assert {each.contender for each in options.settings} == {"byteps separate:3"}
-
-
-@pytest.mark.parametrize(
-    "text, hosts, number",
-    [("colocated:n", 8, 8), ("separate:n/2", 8, 4), ("separate:2n", 8, 16), ("mixed:3", 4, 3)],
-)  # fmt: skip
-def test_numbers_of_servers(text, hosts, number):
-    assert servers_of(text, hosts) == number
 
 
 @pytest.mark.parametrize(
@@ -119,11 +113,6 @@ def test_bad_work_is_said_before_anything_starts(monkeypatch, tmp_path, words, s
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_an_emulation_are_for_it_alone():
-    with pytest.raises(InputError, match="--scale: is an option of --emulate"):
-        parse_options(["--comm_only", "--scale", "10", "10"], BACKENDS)
-
-
 def test_what_is_missing_is_said_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert network.lacking() == "needs root, for network namespaces"
@@ -135,20 +124,13 @@ def test_what_is_missing_is_said_before_anything_starts(monkeypatch, tmp_path):
     assert network.lacking() == "needs the command tc: install iproute2"
 
 
-def test_a_user_without_root_gets_one_line(tmp_path):
-    output = tmp_path / "out"
-    code = "import os, runpy; os.geteuid = lambda: 1000; runpy.run_path('compare.py', run_name='__main__')"
-    result = run_command([sys.executable, "-c", code, "--emulate", "--output", str(output)], cwd=ROOT)
-    assert result.returncode == 2 and result.stderr.splitlines() == [
-        "error: --emulate needs root, for network namespaces"
-    ]
-    assert not output.exists()
-
-
 def test_a_dry_run_needs_no_root_and_leaves_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     words = ["--hosts", "2", "--rates", "10", "--work", "1MB", "--backends", "hvd_mpi", "--repeats", "5"]
-    assert emulate(options_of(*words, "--dry_run", "--output", tmp_path / "out")) == 0
+    words += ["--output", tmp_path / "out"]
+    with pytest.raises(InputError, match="^--emulate needs root, for network namespaces$"):
+        emulate(options_of(*words))
+    assert emulate(options_of(*words, "--dry_run")) == 0
     said = capsys.readouterr().out
     assert "would not start here: --emulate needs root" in said and not list(tmp_path.iterdir())
     assert "5 launches for 1 settings" in said and "network.py" in said and "\nabout 1 min 40 s" in said
@@ -170,7 +152,7 @@ def test_sizes_times_and_rates_are_scaled(tmp_path):
     assert environ["HOROVOD_CYCLE_TIME"] == "10"  # ms, of 1
     assert environ["HOROVOD_FUSION_THRESHOLD"] == str(round(1.28 * 2**20))
     assert environ["BYTEPS_PARTITION_BYTES"] == "45056"  # 4 MiB, in pages
-    assert Layout.of_plan(json.loads(json.dumps(layout.as_plan()))).processes[0].environ == environ
+    assert Layout.of_plan(json.loads(as_json(layout))).processes[0].environ == environ
     # A partition that would be less than a page is one, in the projection too.
     cluster = cluster_of(P3DN, setting_of(), Scale(10_000, 1))
     assert cluster.partition_bytes == 4096 * 10_000 and cluster.network_efficiency == PAYLOAD
@@ -178,8 +160,8 @@ def test_sizes_times_and_rates_are_scaled(tmp_path):
 
 @pytest.mark.parametrize(
     "servers, hosts, places",
-    [("colocated:n", 3, [0, 1, 2]), ("colocated:2n", 3, [0, 1, 2] * 2), ("separate:2", 3, [3, 4]),
-     ("mixed:2", 3, [3, 4, 0, 1, 2])],
+    [("colocated:n", 3, [0, 1, 2]), ("colocated:2n", 3, [0, 1, 2] * 2), ("separate:n/2", 4, [4, 5]),
+     ("separate:2", 3, [3, 4]), ("mixed:2", 3, [3, 4, 0, 1, 2])],
 )  # fmt: skip
 def test_places_of_servers(tmp_path, servers, hosts, places):
     setting = setting_of("byteps", servers, hosts)
@@ -274,6 +256,15 @@ def launch_of(setting, repeat, step_s, trouble=None):
     return {"setting": values, "repeat": repeat, "steps": [step_s] * 3, "trouble": trouble, **taken}
 
 
+def facts_of(scale, repeats):
+    return {
+        "machine": machine.describe(ROOT),
+        "versions": {"mxnet": "1.9.1"}, "titles": {key: each.title for key, each in BACKENDS.items()},
+        "command": ["compare.py"], "repeats": repeats, "confidence": 0.95, "cluster": vars(P3DN),
+        "scale": scale, "launches": 15, "options": {},
+    }  # fmt: skip
+
+
 def test_report(tmp_path):
     scale = Scale(100, 10)
     ring, servers, slow = setting_of("hvd_mpi"), setting_of("byteps", "separate:n"), setting_of("hvd_gloo")
@@ -292,13 +283,7 @@ def test_report(tmp_path):
     assert figures[ring].off == pytest.approx(0.0202 / 10 / figures[ring].projected_s - 1)
     assert figures[ring].link_to_formula == pytest.approx(1e7 * PAYLOAD / (1.5 * 2**20))
     assert slow not in figures and reasons[slow].startswith("the processors")
-    facts = {
-        "machine": machine.describe(ROOT),
-        "versions": {"mxnet": "1.9.1"}, "titles": {key: each.title for key, each in BACKENDS.items()},
-        "command": ["compare.py"], "repeats": 5, "confidence": 0.95, "cluster": vars(P3DN), "scale": scale,
-        "launches": 15, "options": {},
-    }  # fmt: skip
-    report = report_of(facts, projected, launches, complete=False)
+    report = report_of(facts_of(scale, 5), projected, launches, complete=False)
     assert "Partial: 11 of 15 launches are done" in report.markdown
     assert "Scale: 1/100 of the bytes, 10 times the time, 1/1000 the rate." in report.markdown
     assert "BytePS separate:n is faster" in report.markdown
@@ -340,13 +325,7 @@ def test_backends_by_hosts(tmp_path):
     }
     alone = message_workload("1MB", "float32")
     projected[setting_of("hvd_mpi", work="1MB")] = project(alone, FlatRing(), P3DN, 4 * 8)
-    facts = {
-        "machine": machine.describe(ROOT),
-        "versions": {}, "titles": {key: each.title for key, each in BACKENDS.items()},
-        "command": ["compare.py"], "repeats": 1, "confidence": 0.95, "cluster": vars(P3DN), "scale": scale,
-        "launches": 6, "options": {},
-    }  # fmt: skip
-    text = report_of(facts, projected, launches, complete=True).markdown
+    text = report_of(facts_of(scale, 1), projected, launches, complete=True).markdown
     matrices = text.split("### Scaling: ")[1:]
     assert [each.splitlines()[0] for each in matrices] == [
         "bert_2_128_2, gradients in float32, 10 Gbit/s: tokens/s, speed-up, expansion",
@@ -402,7 +381,7 @@ connection.close()
 
 
 def layout_file(path, rate, *processes):
-    path.write_text(json.dumps(Layout(2, rate, processes).as_plan()))
+    path.write_text(as_json(Layout(2, rate, processes)))
     return [sys.executable, "-I", "-S", str(NETWORK), str(path)]
 
 
@@ -502,36 +481,24 @@ def test_more_than_the_processors_carry_is_no_result(tmp_path):
     assert "1 of 1 settings: more than the processors carry." in (tmp_path / "emulation.md").read_text()
 
 
-def carrying(marker):
-    """Living processes whose environment has the marker, and the network namespaces that they are in."""
-    found, networks = set(), set()
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                marker.encode() in (path / "environ").read_bytes()
-                and " Z " not in (path / "stat").read_text()
-            ):
-                found.add(int(path.name))
-                networks.add(os.stat(path / "ns/net").st_ino)
-        except OSError:  # it has ended
-            continue
-    return found, networks
+def carrying(name, value):
+    """Living processes that have the variable, and the network namespaces that they are in."""
+    found = {each.pid for each in running() if each.variables.get(name) == value}
+    return found, networks_of(found)
+
+
+def networks_of(pids):
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
+    return found
 
 
 def mounts():
     """Those at places where an emulation mounts; other tests mount elsewhere meanwhile."""
     lines = Path("/proc/mounts").read_text().splitlines()
     return [line for line in lines if line.split()[1] in ("/", "/proc", network.PRIVATE, "/etc/hosts")]
-
-
-def living_networks():
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            found.add(os.stat(path).st_ino)
-        except OSError:
-            continue
-    return found
 
 
 @needs_hosts
@@ -542,8 +509,7 @@ def living_networks():
 )
 def test_a_killed_emulation_leaves_nothing(tmp_path, backend, seconds):
     """SIGKILL of the command so long after its first process: as hosts are made, as ranks start, in steps."""
-    marker = f"EMULATION_TEST={uuid.uuid4().hex}"
-    name, _, value = marker.partition("=")
+    name, value = "EMULATION_TEST", uuid.uuid4().hex
     words = ["--hosts", "3", "--rates", "10", "--work", "64MB", "--repeats", "9", "--output", str(tmp_path)]
     words += ["--backends", backend, "--server_sets", "separate:1"]
     mounted, links = mounts(), os.listdir("/sys/class/net")
@@ -554,15 +520,15 @@ def test_a_killed_emulation_leaves_nothing(tmp_path, backend, seconds):
     own = os.stat("/proc/self/ns/net").st_ino
     networks: set[int] = set()
     try:
-        until(lambda: carrying(marker)[1] - {own})
+        until(lambda: carrying(name, value)[1] - {own})
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            networks |= carrying(marker)[1] - {own}
+            networks |= carrying(name, value)[1] - {own}
             time.sleep(0.1)
-        networks |= carrying(marker)[1] - {own}
+        networks |= carrying(name, value)[1] - {own}
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    until(lambda: not carrying(marker)[0])
-    until(lambda: not networks & living_networks())
+    until(lambda: not carrying(name, value)[0])
+    until(lambda: not networks & networks_of(each.pid for each in running()))
     assert mounts() == mounted and os.listdir("/sys/class/net") == links

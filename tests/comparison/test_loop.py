@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from base.processes import running
 from comparison.settings import all_settings, order_of_repeat
 from tests.processes import RunResult, run_command, start_command, until
 
@@ -163,7 +164,10 @@ def test_signals_end_the_launch_and_leave_a_report(tmp_path, number, code):
     """Also before anything has been measured. `run.wait` fails if a process is left."""
     output = tmp_path / "out"
     with start_command(command(output, "--backends", "hangs", "--repeats", "1")) as run:
-        until(lambda: any("quick_training" in _words(pid) for pid in run.pids()), run)
+        until(
+            lambda: any("quick_training" in str(each.words) and each.pid in run.pids() for each in running()),
+            run,
+        )
         if number == signal.SIGTERM:  # a second comparison is refused meanwhile, and harms nothing
             second = compare(output, "--backends", "hangs", "--repeats", "1")
             assert second.returncode == 2 and "another comparison is using it" in second.stderr
@@ -174,13 +178,6 @@ def test_signals_end_the_launch_and_leave_a_report(tmp_path, number, code):
     assert not found["complete"] and found["launches"] == []
     assert (found["outcome"]["code"], found["outcome"]["complete"]) == (code, False)
     assert "the same command continues" in result.stderr
-
-
-def _words(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals")

@@ -11,11 +11,11 @@ import pytest
 
 from base import machine
 from base.errors import InputError
+from compare import main
 from comparison.backends import BACKENDS
 from comparison.emulation import report as emulation
 from comparison.emulation.plan import Group, Scale
 from comparison.emulation.plan import Setting as EmulatedSetting
-from comparison.main import main
 from comparison.messages.plan import Cell, parse_messages
 from comparison.messages.report import report_of as messages_report
 from comparison.report import as_json, write_text

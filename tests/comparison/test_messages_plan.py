@@ -81,13 +81,11 @@ def test_byteps_needs_memory_for_all_that_it_has_ever_sent():
     assert bytes_needed(BACKENDS["byteps"], 2, [2**29]) > bytes_needed(BACKENDS["byteps_local"], 2, [2**29])
 
 
-def test_limits_leave_time_for_the_largest():
+def test_plan_of_the_ranks():
+    """Its limit leaves time for the largest message."""
     messages = [parse_messages([text], "float32") for text in ("4KB", "512MB")]
     small, large = (worker_plan(each, "float32", 2, 0.5, seed=0)["timeout_s"] for each in messages)
     assert 60 < small < 61 and 160 < large < 180
-
-
-def test_plan_of_the_ranks():
     plan = worker_plan(parse_messages(["2x8KB"], "float16"), "float16", 3, 0.25, seed=7)
     assert plan["messages"] == [{"name": "2x8KB", "elements": [4096, 4096]}]
     assert (plan["dtype"], plan["ranks"], plan["seconds"], plan["seed"]) == ("float16", 3, 0.25, 7)

@@ -12,8 +12,8 @@ import pytest
 from base.errors import InputError
 from base.tables import markdown
 from bert.configuration import named_config
+from compare import main
 from comparison.backends import BACKENDS
-from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection.clusters import P3DN
 from comparison.projection.command import pipelines_of, plan_of

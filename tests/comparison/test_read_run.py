@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 
 import numpy as np
 import pytest
 
 from comparison.launch import Launched
 from comparison.report import plain
-from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, Work, read_run
-from comparison.settings import Setting
+from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, read_run
+from comparison.settings import Setting, Turn
 from training.checkpoint import save
 
 SETTING = Setting("byteps", 2, "float32", 512)
@@ -25,6 +26,11 @@ def line(step: int, **changes: object) -> dict:
     return {**values, **changes}
 
 
+def without(name: str) -> dict:
+    """The last line in metrics of another version."""
+    return {key: value for key, value in line(40).items() if key != name}
+
+
 def read(directory, lines, log="", kind=TIMED, steps=STEPS, saved=True, **how) -> Record:
     if lines is not None:
         text = "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines)
@@ -35,7 +41,7 @@ def read(directory, lines, log="", kind=TIMED, steps=STEPS, saved=True, **how) -
     launched = Launched(**{"returncode": 0, "seconds": 12.0, "timed_out": False, "peak_bytes": {"worker": 5},
                            "begun": 990.0, **how})  # fmt: skip
     return read_run(
-        Work(SETTING, kind, 3), steps, launched, directory, ["mpirun"], "2030-01-01T00:00:00+00:00"
+        Turn(SETTING, 3, kind), steps, launched, directory, ["mpirun"], "2030-01-01T00:00:00+00:00"
     )
 
 
@@ -58,11 +64,16 @@ def test_a_good_launch(tmp_path):
         ([line(10), line(20, mlm_loss=None, skipped_steps=7), line(30), line(40)],
          "mlm_loss is not finite at step 20; 7 steps were skipped"),
         ([line(10), line(20), line(30), line(40, nsp_loss=None)], "nsp_loss is not finite at step 40"),
+        ([line(10, mlm_loss=math.nan), line(20), line(30), line(40)], "mlm_loss is not finite at step 10"),
+        ([line(10, tokens_per_s=None), line(20), line(30), line(40)],
+         "tokens_per_s is not finite at step 10"),
         ([line(10), line(20)], "too short: 20 of 40 steps, 2 of 4 lines"),
         ([line(10), line(20), line(40)], "too short: 40 of 40 steps, 3 of 4 lines"),
         ([line(10), line(20), line(30), '{"step": 40, "mlm'], "too short: 30 of 40 steps, 3 of 4 lines"),
         ([], "exit code 0, but no metrics in metrics.jsonl"),
         (None, "exit code 0, but no metrics in metrics.jsonl"),
+        ([line(10), line(20), line(30), without("lr")], "metrics.jsonl has no lr at step 40"),
+        ([line(10), line(20), line(30), without("grad_norm")], "metrics.jsonl has no grad_norm at step 40"),
         ([line(10), line(20), line(30), line(40, step_s=0)], "step_s is 0 at step 40"),
     ],
 )  # fmt: skip
@@ -88,38 +99,25 @@ def test_the_checksum_is_that_of_the_saved_parameters(tmp_path):
     assert missing.intervals == missing.warm_up == () and missing.params_sha256 is None
 
 
-@pytest.mark.parametrize("name", ["grad_norm", "lr"])
-def test_metrics_of_another_version(tmp_path, name):
-    last = line(40)
-    del last[name]
-    assert read(tmp_path, [line(10), line(20), line(30), last]).failure == (
-        f"metrics.jsonl has no {name} at step 40"
-    )
+@pytest.mark.parametrize("changes", [{"grad_norm": None}, {"skipped_steps": 2}])
+def test_skipped_steps_alone_are_no_failure(tmp_path, changes):
+    """With a loss scale the first steps of a float16 run are skipped until the scale fits: without a norm."""
+    assert read(tmp_path, [line(step, **changes) for step in (10, 20, 30, 40)]).failure is None
 
 
-def test_a_gradient_norm_may_be_missing(tmp_path):
-    """A loss scale that does not fit yet: the step is skipped."""
-    assert read(tmp_path, [line(step, grad_norm=None) for step in (10, 20, 30, 40)]).failure is None
-
-
-def test_skipped_steps_alone_are_no_failure(tmp_path):
-    """With a loss scale the first steps of a float16 run are skipped until the scale fits."""
-    assert read(tmp_path, [line(step, skipped_steps=2) for step in (10, 20, 30, 40)]).failure is None
-
-
-def test_an_exit_code_counts_even_after_the_last_step(tmp_path):
-    record = read(tmp_path, [line(10), line(20), line(30), line(40)], log="error: rank 1: no\n", returncode=1)
-    assert record.failure == "exit code 1: rank 1: no" and record.intervals == ()
-
-
-def test_the_time_limit(tmp_path):
-    record = read(tmp_path, [line(10)], returncode=124, timed_out=True)
-    assert record.failure == "no end within 12 s (--time_limit); 10 of 40 steps were reported"
-
-
-def test_memory(tmp_path):
-    record = read(tmp_path, [], log="std::bad_alloc\n", returncode=134)
-    assert record.out_of_memory and record.failure == "out of memory: std::bad_alloc"
+@pytest.mark.parametrize(
+    ("log", "how", "failure"),
+    [
+        ("error: rank 1: no\n", {"returncode": 1}, "exit code 1: rank 1: no"),  # even after the last step
+        ("", {"returncode": 124, "timed_out": True},
+         "no end within 12 s (--time_limit); 40 of 40 steps were reported"),
+        ("std::bad_alloc\n", {"returncode": 134}, "out of memory: std::bad_alloc"),
+    ],
+)  # fmt: skip
+def test_a_bad_end(tmp_path, log, how, failure):
+    record = read(tmp_path, [line(10), line(20), line(30), line(40)], log=log, **how)
+    assert record.failure == failure and record.intervals == ()
+    assert record.out_of_memory == ("memory" in failure)
 
 
 def test_a_missing_profile(tmp_path):

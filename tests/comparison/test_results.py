@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -96,8 +95,6 @@ def test_without_a_breakdown_the_times_stand_and_a_note_says_why():
         (failed(TWO, 2, "mpirun: rank 1 was killed"), FAILED, "failed: mpirun: rank 1 was killed"),
         (failed(TWO, 2, "bad_alloc", True), OUT_OF_MEMORY, "out of memory: bad_alloc"),
         (failed(TWO, 2, "MXNetError: out of memory", True), OUT_OF_MEMORY, "MXNetError: out of memory"),
-        (record(TWO, 2, intervals=()), FAILED, "failed: no step after the warm-up"),
-        (record(TWO, 2, scale=math.nan), FAILED, "failed: mlm_loss is not finite at step 10"),
     ],
 )
 def test_one_bad_launch_leaves_a_reason_and_no_figure(bad, kind, reason):

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from comm.numbering import Servers
-from comparison.projection.servers import Exchange
+from comparison.projection.model import Exchange
 
 B = 1000.0  # bytes a second of a link
 

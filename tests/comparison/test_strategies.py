@@ -48,22 +48,15 @@ def test_one_gpu_communicates_nothing(strategy):
     assert found.efficiency == 1
 
 
-@pytest.mark.parametrize("gpus", [2, 8, 16, 256])
-def test_a_flat_ring_after_the_backward_pass(gpus):
-    work = workload(overlap=False)
-    slowest = INTRA if gpus <= 8 else INTER
-    expected = 0.2 + 2 * (gpus - 1) / gpus * work.total_bytes / slowest + 0.01
-    assert project(work, FlatRing(), SILENT, gpus).step_s == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("gpus", [4, 8, 16, 1024])
-def test_a_hierarchical_ring_after_the_backward_pass(gpus):
+@pytest.mark.parametrize("gpus", [2, 4, 8, 16, 256, 1024])
+def test_rings_after_the_backward_pass(gpus):
     work = workload(overlap=False)
     local, hosts = min(gpus, 8), max(1, gpus // 8)
     inside = 2 * (local - 1) / local * work.total_bytes / INTRA
     between = 2 * (hosts - 1) / hosts * work.total_bytes / INTER
-    expected = 0.2 + inside + between + 0.01
-    assert project(work, HierarchicalRing(), SILENT, gpus).step_s == pytest.approx(expected, rel=1e-12)
+    flat = 2 * (gpus - 1) / gpus * work.total_bytes / (INTRA if gpus <= 8 else INTER)
+    for ring, seconds in ((FlatRing(), flat), (HierarchicalRing(), inside + between)):
+        assert project(work, ring, SILENT, gpus).step_s == pytest.approx(0.2 + seconds + 0.01, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +212,7 @@ def test_partitions_keep_all_interfaces_busy():
     found = BytePS(1, SEPARATE).travel(messages, shape_of(2, 1), cluster)
     assert found.collectives == 900 + 200
     assert found.ends_s == pytest.approx(2 * (1_100_000 + 1000) / INTER)
-    assert found.busy_s == pytest.approx(found.ends_s)
+    assert found.busy_after(0.0) == pytest.approx(found.ends_s)
 
 
 def test_latency_of_a_ring_counts_its_steps():
@@ -235,13 +228,6 @@ def test_fewer_gpus_of_a_host_have_fewer_links():
     gbps = [P3DN.intra_bytes_s(gpus) * 8 / 1e9 for gpus in (2, 3, 4, 6, 8)]
     assert gbps == [160, 640, 640, 960, 960]
     assert UNIVERSITY.intra_bytes_s(2) == UNIVERSITY.intra_bytes_s(4) == 12e9
-
-
-def test_hosts_are_filled():
-    assert shape_of(3, 8) == (3, 1, 3)
-    assert shape_of(24, 8) == (24, 3, 8)
-    with pytest.raises(ValueError, match="12 GPUs do not fill hosts of 8"):
-        shape_of(12, 8)
 
 
 @pytest.mark.parametrize("ready_s", [0.6, 0.6 + 2**-53, 0.6 + 1e-13])

@@ -11,8 +11,9 @@ import pytest
 from base.errors import InputError
 from comparison.backends import BACKENDS
 from comparison.options import parse_options
-from comparison.runs.launches import Training, identity, plan_training
-from comparison.runs.record import PROFILED, TIMED, Work
+from comparison.runs.command import Training, identity, plan_training
+from comparison.runs.record import PROFILED, TIMED
+from comparison.settings import Turn
 from data import embedded
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
@@ -31,24 +32,22 @@ def own_data(directory: Path, *more: str) -> list[str]:
     return [*map(str, words), *more]
 
 
-def script_options(training: Training, work: Work, directory: Path):
+def script_options(training: Training, work: Turn, directory: Path):
     """As the script itself reads them."""
-    command = training.command(work, BACKENDS[work.setting.backend], None, directory)
-    cut = command.index(str(BACKENDS[work.setting.backend].script))
-    return parse_script_options(command[cut + 1 :], "")
+    return parse_script_options(training.script_words(work, directory), "")
 
 
 def test_a_launch_gets_its_setting_and_what_all_share(tmp_path):
     training, settings = plan(own_data(tmp_path, "--seed", "7", "--", "--dropout", "0", "--cased"))
     for setting in settings:
-        found = script_options(training, Work(setting, TIMED, 2), tmp_path)
+        found = script_options(training, Turn(setting, 2, TIMED), tmp_path)
         assert (found.dtype, found.batch_size) == (setting.dtype, setting.batch_size)
         assert (found.num_steps, found.log_interval, found.seed) == (60, 5, 7)
         assert found.dropout == 0 and found.cased and found.raw and found.max_seq_length == 16
         assert found.ckpt_dir == str(tmp_path / "ckpt") and not found.profile and not found.resume
         assert found.cache_dir == str(tmp_path / "out" / "tokens")
         assert found.lr is None  # the paper's: only the embedded text has a schedule of its own
-    profiled = script_options(training, Work(settings[0], PROFILED, 0), tmp_path)
+    profiled = script_options(training, Turn(settings[0], 0, PROFILED), tmp_path)
     assert profiled.profile == str(tmp_path / "trace.json") and profiled.num_steps == LAST
     assert profiled.ckpt_dir == str(tmp_path / "ckpt")
 
@@ -66,7 +65,7 @@ def test_the_embedded_text(tmp_path, corpus, monkeypatch):
     made = Path(corpus.vocab).parent
     monkeypatch.setattr(embedded, "build", lambda folder: shutil.copytree(made, folder))
     training, settings = plan(["--output", str(tmp_path), "--dtypes", "float32", "--workers", "2"])
-    found = script_options(training, Work(settings[0], TIMED, 0), tmp_path)
+    found = script_options(training, Turn(settings[0], 0, TIMED), tmp_path)
     assert found.use_avg_len and found.raw and found.max_seq_length == 32 and found.lr == 0.014
     assert found.dropout == 0.1  # the scripts' own
     assert training.facts["vocab_size"] == 1024 and len(identity(training, tmp_path)["data"]) > 1
@@ -84,7 +83,7 @@ def test_a_model_from_a_file(tmp_path):
     training, settings = plan(own_data(tmp_path, "--", "--config_file", str(tmp_path / "c.json")))
     assert training.facts["model"] == "bert_1_16_2" and training.facts["vocab_size"] == 8
     assert training.facts["bert"]["hidden"] == 24
-    assert script_options(training, Work(settings[0], TIMED, 0), tmp_path).model is None
+    assert script_options(training, Turn(settings[0], 0, TIMED), tmp_path).model is None
     preparation = training.preparation(settings[0], tmp_path)
     assert preparation is not None and parse_script_options(preparation[2:], "").num_steps == 1
 

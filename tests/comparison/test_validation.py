@@ -10,22 +10,23 @@ from base.tables import markdown
 from bert.configuration import named_config
 from comparison.backends import BACKENDS
 from comparison.options import parse_options
-from comparison.projection import further
 from comparison.projection.command import plan_of
 from comparison.projection.model import project
+from comparison.projection.report import off, validation_tables
 from comparison.projection.validation import (
     CASES,
     EFFICIENCY,
+    FURTHER,
     LARGE_FLOAT16,
     THROUGHPUT,
     UNIVERSITY_DAYS,
     UNIVERSITY_STEPS,
     error_range,
+    is_held_out,
     mean_deviation,
-    off,
     points_of,
+    resnet50_parts,
     single_compute_seconds,
-    tables,
     validate,
     workload_of,
 )
@@ -37,12 +38,7 @@ DOCS = (ROOT / "docs" / "projection.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def shown():
-    return tables(validate())
-
-
-@pytest.fixture(scope="module")
-def more():
-    return further.tables(validate(), further.further())
+    return validation_tables(validate(), validate(FURTHER))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.key)
@@ -87,7 +83,7 @@ def test_a_gpus_speed_carries_over_to_its_own_step():
 
 def test_half_of_the_further_points_are_held_out_by_their_names():
     """Neither errors nor published values decide."""
-    held_out = further.is_held_out(further.further())
+    held_out = is_held_out(validate(FURTHER))
     assert {name for name, out in held_out.items() if out} == {
         "mxnet page 256", "gluon-nlp 665 64", "horovod 542 flat_ring 16", "horovod 542 flat_ring 64",
         "horovod 542 flat_ring 128", "horovod 542 hierarchical_ring 16", "horovod 542 hierarchical_ring 256",
@@ -96,7 +92,7 @@ def test_half_of_the_further_points_are_held_out_by_their_names():
 
 
 def test_a_whole_trainings_minutes_are_those_of_its_steps():
-    (point,) = [each for each in further.further() if each.case.key == "aws"]
+    (point,) = [each for each in validate(FURTHER) if each.case.key == "aws"]
     minutes = 0.0
     for steps, words in ((7038, "--batch_size 32"), (1563, "--batch_size 16 --max_seq_length 512")):
         made = plan_of(parse_options(["--project", *words.split(), "--gpus", "2048"], BACKENDS))
@@ -105,23 +101,23 @@ def test_a_whole_trainings_minutes_are_those_of_its_steps():
 
 
 def test_resnet_50_is_the_papers():
-    parts = further.resnet50_parts()
+    parts = resnet50_parts()
     assert sum(part.elements for part in parts) == 25_557_032
     assert sum(len(part.gradients) for part in parts) == 161
     assert sum(part.flops for part in parts) / 2 == pytest.approx(3.86e9, rel=1e-3)
 
 
-def test_the_documentation_has_the_numbers_of_now(shown, more):
+def test_the_documentation_has_the_numbers_of_now(shown):
     """Every row of every table, and no other row about these measurements."""
     rows = set()
-    for table in [*shown, *more]:
+    for table in shown:
         lines = markdown(table).strip().split("\n")[2:]
         own = {line for line in lines if line.startswith("| ") and not set(line) <= set("| -:")}
         missing = [line for line in own if f"\n{line}\n" not in DOCS]
         assert not missing, f"{table.title}: docs/projection.md lacks\n" + "\n".join(missing)
         assert all(note in DOCS for note in table.notes)
         rows |= own
-    titles = {case.title for case in (*CASES, *further.CASES)}
+    titles = {case.title for case in (*CASES, *FURTHER)}
     for line in DOCS.split("\n"):
         if line.startswith("| ") and any(title in line for title in titles):
             assert line in rows, f"docs/projection.md has a row of another time: {line}"
@@ -145,7 +141,7 @@ def test_the_documentations_sentences_have_the_numbers_of_now(shown):
         f"{off(during.least)} to {off(during.most)} with gradients during the backward pass;"
         f" {off(after.least)} to {off(after.most)} with gradients after the backward pass"
     ) in " ".join(DOCS.split())
-    losses = shown[-1]
+    losses = shown[3]
     assert losses.head[1:] == [
         f"{span}: {name}"
         for span in ("1 to 8 GPUs", "8 to 32")
