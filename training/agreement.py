@@ -20,6 +20,7 @@ from training.exchange import broadcast_json
 from training.run_inputs import Part
 
 ROOT = Path(__file__).resolve().parent.parent
+# The project's source files that a run may execute.
 CODE = ("*.py", *(f"{package}/**/*.py" for package in ("base", "bert", "comm", "data", "tasks", "training")))
 DIGITS = 12  # of a digest in a message
 SHOWN = 3  # differences in a message
@@ -46,7 +47,9 @@ def describe(parts: Sequence[Part], size: int) -> dict[str, str]:
         found[f"the number of embedded tokens{stage}"] = str(inputs.vocab_size)
         if size > 1:
             found.update({f"{name}{stage}": text for name, text in inputs.contents(config).items()})
-    return {**found, **_code(), **{f"the version of {k}": v for k, v in library_versions().items()}}
+    for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):
+        found[f"the code of {path.relative_to(ROOT)}"] = digest_of_file(str(path))
+    return {**found, **{f"the version of {k}": v for k, v in library_versions().items()}}
 
 
 def agree(description: Mapping[str, str], communicator: Communicator) -> None:
@@ -99,14 +102,6 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "given" if value else "left out"
     return str(value)
-
-
-def _code() -> dict[str, str]:
-    """The project's source files that a run may execute, by name."""
-    return {
-        f"the code of {path.relative_to(ROOT)}": digest_of_file(str(path))
-        for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern))
-    }
 
 
 def digest_of_file(path: str) -> str:

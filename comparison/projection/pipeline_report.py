@@ -28,8 +28,8 @@ from comparison.projection.validation import Point, mean_deviation
 from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
 from comparison.report import Part, Report
 from comparison.wording import milliseconds, size
+from training.pipeline.options import bubble
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
-from training.pipeline.schedule import bubble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,7 +25,7 @@ from tests.training.tiny import (
     tiny_network,
     weights,
 )
-from training.optimizer.scaler import DynamicScaler, StaticScaler
+from training.optimizer.scaler import DynamicScaler, LossScaler
 from training.step import dropout_seed
 
 SPREAD = 0.1
@@ -133,7 +133,7 @@ class TestClipping:
     def test_the_loss_scale_is_taken_out_before(self):
         """A power of two as scale changes neither the reported norm nor what is clipped."""
         plain = self.first_moments(clip_norm=0.25)
-        scaled = self.first_moments(clip_norm=0.25, scaler=StaticScaler(1024.0))
+        scaled = self.first_moments(clip_norm=0.25, scaler=LossScaler(1024.0))
         assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
         assert relative_difference(scaled[1], plain[1]) < 1e-6
         assert self.norm(scaled[2]) == pytest.approx(1024 * plain[0], rel=1e-5)
@@ -264,7 +264,7 @@ class TestCountedNorm:
         assert result.grad_norm == pytest.approx(self.norm(step.gradients), rel=1e-6)
 
     def test_a_norm_whose_square_is_beyond_float32(self):
-        result, step, network = self.stepped(BATCH, scaler=StaticScaler(1e30))
+        result, step, network = self.stepped(BATCH, scaler=LossScaler(1e30))
         assert math.isinf(network.counted_squares()[1].asscalar())
         expected = self.norm(step.gradients) / 1e30
         assert result.applied and result.grad_norm == pytest.approx(expected, rel=1e-5)
@@ -283,7 +283,7 @@ class TestSkipping:
     @pytest.mark.parametrize("value, accumulate", [(math.inf, 1), (math.nan, 3)])
     def test_a_gradient_that_is_not_finite_changes_nothing(self, value, accumulate):
         good, bad = BATCH, poisoned(value)
-        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         step, optimizer = make_step(network, accumulate=accumulate, scaler=scaler)
         assert step(1, [good] * accumulate, lr=0.01).applied  # moments that are not zero
         before, states = weights(network), state_arrays(optimizer)
@@ -303,7 +303,7 @@ class TestSkipping:
         assert int(optimizer.state()["t"]) == 2
 
     def test_a_step_that_is_bad_on_another_rank_is_skipped_here_too(self):
-        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         communicator = Disagreeing(False, True, True)
         step, optimizer = make_step(network, scaler=scaler, communicator=communicator)
         before, states = weights(network), state_arrays(optimizer)
@@ -315,7 +315,7 @@ class TestSkipping:
 
     def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self):
         """The scale has nothing to do with it; loss and norm are judged without it."""
-        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         expected = make_step(tiny_network(spread=SPREAD))[0](1, [BATCH], lr=0.01)
         step, optimizer = make_step(network, scaler=scaler)
         judged, before, states = [], weights(network), state_arrays(optimizer)

@@ -22,11 +22,11 @@ import numpy as np
 from base.errors import InputError
 from bert.weights.tensors import BFLOAT16, native
 
-FLOAT32, BFLOAT = MOMENT_DTYPES = ("float32", "bfloat16")
+FLOAT32, BFLOAT = "float32", "bfloat16"
 
 
 class MomentType(NamedTuple):
-    """The moments' `dtype`, one of MOMENT_DTYPES, and the `seed` of the roundings to bfloat16."""
+    """The moments' `dtype`, FLOAT32 or BFLOAT, and the `seed` of the roundings to bfloat16."""
 
     dtype: str = FLOAT32
     seed: int = 0
