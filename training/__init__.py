@@ -6,9 +6,8 @@ start_options       the table of those that say where a run starts, and its stag
 hours               command: the options of a run of so many hours
 options             the command line of the pretraining scripts, and the settings made of it
 start/              the one door into a run: fresh, from parameters, from a checkpoint
-budget              hours instead of steps
 deadline            the end of a run's time on its machine
-plan                steps, learning rate and warmup: given, or the paper's
+plan                steps or hours, learning rate and warmup: given, or the paper's
 run_inputs          inputs of a run: its data, plan and feeds, as a base class; micro-batches of this rank
 inputs              pretraining's, checked before MXNet is imported
 finetuning/         fine-tuning's, with its options and its plan
@@ -16,7 +15,7 @@ estimate            memory of a run, compared with what is there; the work of ea
 stopping            signals, from the first moment to the last step
 entry               exceptions to one line and an exit code
 exchange            values of one rank for all
-agreement           the ranks have the same options, data and code
+agreement           the ranks have the same options, data and code, and later the same state
 model               the network, or a stage of it, with those numbers, on the device of a rank
 run                 everything that a run has, and its state, opened; run.yaml
 loop                steps, logs, evaluations and checkpoints
@@ -33,7 +32,6 @@ report              progress, metrics.jsonl, TensorBoard's events, plot, closing
 results/            results.json, and many runs with one option different
 states_file         optimizer states in a file, written, and checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
-replicas            the same state on all ranks
 saving              the state copied, and written by a thread
 last_good           checkpoints of the loop: the one to go back to when steps are skipped, the best
 rescue              the state after the last complete step, saved where other ranks are lost

@@ -11,12 +11,12 @@ import numpy as np
 
 from base.errors import RUN_AGAIN
 from bert.flops import BACKWARD, size_of
-from training.budget import Budget, Steps
 from training.deadline import EVALUATION, SAVED_BYTES, Deadline, began, end_of_time
 from training.last_good import Checkpoints
 from training.metrics import Totals, figures, finite_or_none
 from training.optimizer.scaler import NOT_FINITE
 from training.pipeline.step import PipelineStep
+from training.plan import Budget, Steps
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, summarize
 from training.rescue import Rescue

@@ -18,10 +18,9 @@ from comm.base import Communicator
 from tasks.base import DividedTask, Task
 from training.agreement import digest_of_file
 from training.config import ModelConfig, OptimizationConfig
-from training.optimizer.moments import MomentType
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.update import Rule
+from training.optimizer.update import MomentType, Rule
 from training.pipeline.options import check_dtype
 from training.pipeline.ranks import Ranks
 from training.pipeline.state import begin_stages

@@ -23,7 +23,7 @@ from bert.model import each_once, network_parameters, trained
 from comm.base import Communicator
 from data.sharing import Share
 from tasks.base import Task
-from training.agreement import agree
+from training.agreement import agree, check_replicas
 from training.checkpoint import Kept, library_versions
 from training.config import ModelConfig, RunConfig
 from training.estimate import estimate, split_of
@@ -31,10 +31,10 @@ from training.exchange import broadcast_json
 from training.guard import SKIP, Guard
 from training.metrics import Stopwatch, evaluate, finite_or_none, forward
 from training.model import Model, choose_computing, make_optimizer, open_model
-from training.optimizer.moments import check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter
 from training.optimizer.shards import ShardedOptimizer
+from training.optimizer.update import check_moments
 from training.options_file import OPTION, RUN_FILE, write_options
 from training.pipeline.ranks import Ranks
 from training.pipeline.split import make_split
@@ -42,7 +42,6 @@ from training.pipeline.state import check_tied, gather, restore_stages
 from training.pipeline.step import forward_stages
 from training.plan import RunPlan
 from training.profiling.profiler import TracePlan
-from training.replicas import check_replicas
 from training.report import Reporter, RunReporter, Span
 from training.run_inputs import EvaluationFeed, Feed, Part, RunInputs
 from training.saving import Saver

@@ -292,7 +292,7 @@ class Saver:
 
 
 def _copy(source: Any, target: np.ndarray) -> None:
-    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.moments) or a
+    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.update) or a
     NumPy array; other threads run meanwhile."""
     if hasattr(source, "raw"):
         source, target = source.raw, target.view(np.uint8)

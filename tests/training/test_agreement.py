@@ -19,10 +19,9 @@ from tests.faults import disagree
 from tests.faults.jobs import SCRIPTS, patched
 from tests.processes import LIMIT, ROOT, run_ranks, start_command
 from tests.training.small_runs import command, parts_of
-from training.agreement import agree, describe
+from training.agreement import agree, describe, majority
 from training.checkpoint import list_steps
 from training.model import Computing
-from training.replicas import majority
 
 
 class Together:

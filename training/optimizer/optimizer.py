@@ -27,12 +27,16 @@ import mxnet as mx
 import numpy as np
 
 from base.errors import InputError
-from training.optimizer.moments import BFLOAT, FLOAT32, Bfloat16Moment, MomentType, converted
 from training.optimizer.update import (
+    BFLOAT,
+    FLOAT32,
+    Bfloat16Moment,
+    MomentType,
     MXNetUpdate,
     NativeUpdate,
     Rule,
     Tensor,
+    converted,
     is_native,
     mxnet_norm,
     native_norm,

@@ -84,7 +84,7 @@ class DynamicScaler(LossScaler):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        scale, good_steps = state["scale"], state.get("good_steps")
+        scale, good_steps = state["scale"], state.get("good_steps", -1)
         if not self.floor <= scale <= self.ceiling:
             raise InputError(
                 f"the checkpoint's loss scale {scale!r} is not in [{self.floor}, {self.ceiling}]"

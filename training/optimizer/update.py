@@ -2,9 +2,8 @@
 and by MXNet's own operators on any device. Both compute the same.
 
 The native update is one operator for all tensors in one sweep over the memory; the adapted ones need a second
-look at weight, mean and var. The moments may be bfloat16 (training/optimizer/moments.py). It is queued like
-every operator: MXNet knows that it writes weights, means and vars, so that it begins after the backward pass,
-and the next forward pass after it.
+look at weight, mean and var. It is queued like every operator: MXNet knows that it writes weights, means and
+vars, so that it begins after the backward pass, and the next forward pass after it.
 
 MXNet has LAMB as lamb_update_phase1 (up to u) and lamb_update_phase2 (the new weight). Three things are not
 left to it:
@@ -27,7 +26,79 @@ from typing import Any, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from training.optimizer.moments import MomentType
+from base.errors import InputError
+from bert.weights.tensors import BFLOAT16, native
+
+FLOAT32, BFLOAT = "float32", "bfloat16"
+
+
+class MomentType(NamedTuple):
+    """The type in which mean and variance are kept, the moments.
+
+    `dtype` is FLOAT32, or BFLOAT stored by stochastic rounding; `seed` is that of these roundings.
+
+    bfloat16 halves the moments' memory and the bytes of them that an update moves. Its numbers are 2^-8 to
+    2^-7 of themselves apart, at least four times as far as a second moment with beta2 0.999 decays in a step:
+    rounding to nearest would leave it where it is. Rounding at random to one of the two neighbours, the more
+    often the nearer it is, keeps the mean right (Gupta et al., arXiv:1502.02551, section 3).
+    native/operators/lamb.cc does it, with random bits that depend on the seed, the update's number and the
+    element alone: they are the same on every rank, for any number of threads, and after a resumption.
+
+    MXNet has no bfloat16 for operators of others, nor have communication libraries for broadcasts: live
+    moments are uint8, with an axis of 2 behind the parameter's. In checkpoints they have their type, BFLOAT16
+    of bert.weights.tensors.
+    """
+
+    dtype: str = FLOAT32
+    seed: int = 0
+
+    def zeros(self, shape: tuple[int, ...], context: mx.Context) -> mx.nd.NDArray:
+        """A live moment of a parameter of this shape."""
+        if self.dtype == BFLOAT:
+            return mx.nd.zeros((*shape, 2), context, dtype="uint8")
+        return mx.nd.zeros(shape, context)
+
+
+class Bfloat16Moment:
+    """A live moment in bfloat16 as a checkpoint takes it: an array of this `shape` and `dtype`.
+
+    `raw`: its bytes, the uint8 array.
+    """
+
+    def __init__(self, raw: mx.nd.NDArray):
+        self.raw = raw
+        self.shape = raw.shape[:-1]
+        self.dtype = BFLOAT16
+
+    def asnumpy(self) -> np.ndarray:
+        """A copy."""
+        return self.raw.asnumpy().view(BFLOAT16).reshape(self.shape)
+
+
+def converted(value: np.ndarray, dtype: str) -> np.ndarray | None:
+    """A checkpoint's moment, float32 or BFLOAT16, as the content of a live one of `dtype`; None where it is
+    of another type. To bfloat16 it is rounded to nearest, ties to even, once."""
+    if value.dtype not in (np.float32, BFLOAT16):
+        return None
+    if dtype == FLOAT32:
+        return native(value)
+    if value.dtype == np.float32:
+        bits = np.ascontiguousarray(value).view(np.uint32)
+        upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        value = np.where(np.isnan(value), bits >> 16 | 0x40, upper).astype(np.uint16)
+    return np.ascontiguousarray(value).view(np.uint8).reshape(*value.shape, 2)
+
+
+def check_moments(dtype: str, operators: str, on_gpu: bool) -> None:
+    """Checks --optimizer_state against the operators that a run computes with.
+
+    Raises:
+        InputError: bfloat16 without the fused operators.
+    """
+    if dtype != FLOAT32 and operators != "fused":
+        reason = "there are none for GPUs" if on_gpu else "make setup builds them; without --operators mxnet"
+        raise InputError(f"--optimizer_state {dtype} needs the fused CPU operators: {reason}")
+
 
 PIECE = 1 << 18  # elements in one dot product: long enough to be fast, short enough for float32 sums
 
@@ -52,7 +123,7 @@ class Rule(NamedTuple):
 
 class Tensor(NamedTuple):
     """One parameter with its states, of one shape, float32 but for a float16 weight; `mean` and `var` may be
-    bfloat16, as bytes (training/optimizer/moments.py).
+    bfloat16, as bytes (MomentType).
 
     `master` is `weight` itself where that is float32. `decayed` and `adapted` say whether weight decay and
     the ratio ||w|| / ||u|| apply to it.
