@@ -93,35 +93,35 @@ def test_vocabularies_that_do_not_fit(folder):
 
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "wörd", "##s", "\u3000x"]
-WORDS = vocabulary_from_tokens(TOKENS)
+ODD_WORDS = vocabulary_from_tokens(TOKENS)
 PLAIN = TokenizerConfig(vocab="elsewhere.txt")
 
 
-def manifest(entry: object, sha256: str = WORDS.sha256) -> dict:
+def manifest(entry: object, sha256: str = ODD_WORDS.sha256) -> dict:
     return {"vocabulary": entry, "vocab_sha256": sha256}
 
 
 def test_wordpiece_there_and_back(tmp_path):
-    entry = saved.write_vocabulary(str(tmp_path), WORDS, PLAIN)
-    assert load_vocab(str(tmp_path / "vocab.txt")).tokens == WORDS.tokens
+    entry = saved.write_vocabulary(str(tmp_path), ODD_WORDS, PLAIN)
+    assert load_vocab(str(tmp_path / "vocab.txt")).tokens == ODD_WORDS.tokens
     assert (entry["file"], entry["kind"], entry["size"]) == ("vocab.txt", "wordpiece", len(TOKENS))
     assert entry["cased"] is False
-    assert saved.saved_vocabulary(str(tmp_path), manifest(entry)).sha256 == WORDS.sha256
+    assert saved.saved_vocabulary(str(tmp_path), manifest(entry)).sha256 == ODD_WORDS.sha256
 
 
 def test_it_is_written_once(tmp_path):
-    first = saved.write_vocabulary(str(tmp_path), WORDS, PLAIN)
+    first = saved.write_vocabulary(str(tmp_path), ODD_WORDS, PLAIN)
     before = (tmp_path / "vocab.txt").stat().st_mtime_ns
-    assert saved.write_vocabulary(str(tmp_path), WORDS, PLAIN) == first
+    assert saved.write_vocabulary(str(tmp_path), ODD_WORDS, PLAIN) == first
     assert (tmp_path / "vocab.txt").stat().st_mtime_ns == before
 
 
 def test_a_users_own_file_of_the_same_tokens_stays(tmp_path):
     content = "\r\n".join(TOKENS).encode()
     (tmp_path / "vocab.txt").write_bytes(content)
-    entry = saved.write_vocabulary(str(tmp_path), WORDS, PLAIN)
+    entry = saved.write_vocabulary(str(tmp_path), ODD_WORDS, PLAIN)
     assert (tmp_path / "vocab.txt").read_bytes() == content
-    assert saved.saved_vocabulary(str(tmp_path), manifest(entry)).tokens == WORDS.tokens
+    assert saved.saved_vocabulary(str(tmp_path), manifest(entry)).tokens == ODD_WORDS.tokens
 
 
 @pytest.mark.parametrize("content", ["[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nother\n", "no vocabulary"])
@@ -129,7 +129,7 @@ def test_another_file_is_never_written_over(content, tmp_path):
     (tmp_path / "vocab.txt").write_text(content)
     for act in (saved.check_room, saved.write_vocabulary):
         with pytest.raises(InputError, match="--ckpt_dir: .*vocab.txt.* name another directory"):
-            act(str(tmp_path), WORDS, PLAIN)
+            act(str(tmp_path), ODD_WORDS, PLAIN)
     assert (tmp_path / "vocab.txt").read_text() == content
 
 
@@ -141,7 +141,7 @@ def test_without_a_vocabulary_nothing_is_written(tmp_path):
 
 
 def test_a_file_that_is_not_the_manifests(tmp_path):
-    entry = saved.write_vocabulary(str(tmp_path), WORDS, PLAIN)
+    entry = saved.write_vocabulary(str(tmp_path), ODD_WORDS, PLAIN)
     with pytest.raises(InputError, match="another vocabulary than the checkpoint's"):
         saved.saved_vocabulary(str(tmp_path), manifest(entry, "0" * 64))
     with pytest.raises(InputError, match="no known kind"):
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr("base.files.os.fsync", full)
     with pytest.raises(TrainingError, match="cannot write the vocabulary .*No space left"):
-        saved.write_vocabulary(str(tmp_path), WORDS, PLAIN)
+        saved.write_vocabulary(str(tmp_path), ODD_WORDS, PLAIN)
     assert list(tmp_path.iterdir()) == []
 
 
