@@ -49,7 +49,7 @@ from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
 from training.run_inputs import About
-from training.start.decision import newest_manifest
+from training.start.start import newest_manifest
 
 _LISTED = 5  # ids in a message
 DATA_OPTIONS = (

@@ -300,8 +300,7 @@ def embed(config: PredictConfig, weights: Weights, asked: Sequence[Question]) ->
         InputError: operators or padding that cannot be had, or weights that cannot be read.
         OSError: from writing; nothing is left of the output then.
     """
-    from tasks.pretraining.scores import Computing, Encoded
-    from tasks.pretraining.vectors import Embedder
+    from tasks.pretraining.scores import Computing, Embedder, Encoded
 
     layer = weights.config.layers if config.layer is None else config.layer
     embedder = Embedder(weights, Computing(config.operators, config.padding), layer, config.pooling)

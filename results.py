@@ -23,7 +23,6 @@ from base.errors import InputError
 from base.files import replacing
 from base.tables import Table, markdown, terminal
 from training.results.members import has_plan
-from training.results.runs import find_runs
 from training.results.summary import (
     Members,
     compared,
@@ -32,7 +31,7 @@ from training.results.summary import (
     members_tables,
     read_members,
 )
-from training.results.tables import TABLES, tables_of
+from training.results.tables import TABLES, find_runs, tables_of
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from bert.configuration import named_config
 from data.pretraining.batches import dummy_batch
 from lamb_paper import default_max_predictions
 from tasks.pretraining.task import Pretraining
-from training.optimizer.scaler import DynamicScaler, LossScaler, StaticScaler
+from training.optimizer.scaler import DynamicScaler, LossScaler
 from training.step import TrainStep
 
 LR = 1e-3
@@ -130,7 +130,7 @@ def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
         numbers = dict(word.split("=") for word in rest[3:])
         sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
         model, dtype = rest[1:3]
-        scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
+        scaler = LossScaler() if dtype == "float32" else DynamicScaler()
         network = Network(Pretraining(), named_config(model), VOCABULARY, Kind(device, dtype))
         take = pretraining_step(network, sizes.accumulate, scaler)
         return steps(take, scaler, sizes, device)

@@ -52,10 +52,10 @@ from tasks.classification.task import Classification
 from tasks.pretraining.task import Pretraining
 from tasks.squad.task import QuestionAnswering
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.scaler import LossScaler, StaticScaler
-from training.optimizer.update_rule import Rule
-from training.profiling.peak import matrix_peak
+from training.optimizer.scaler import LossScaler
+from training.optimizer.update import Rule
 from training.step import StepSettings, TrainStep, dropout_seed
+from training.utilisation import matrix_peak
 
 CLIP_NORM = 1.0
 PEAK_SECONDS = 1.5
@@ -96,7 +96,7 @@ class Network:
         weights = [parameter.data() for parameter in parameters.values()]
         update = Optimizer(optimizer, list(parameters), weights, rule, native=self.operators == "fused")
         communicator = LocalCommunicator()
-        return TrainStep(self.task, self.network, update, scaler or StaticScaler(), communicator, settings)
+        return TrainStep(self.task, self.network, update, scaler or LossScaler(), communicator, settings)
 
     @property
     def size(self) -> int:

@@ -23,7 +23,7 @@ class FusedBert(mx.gluon.HybridBlock):
     """A BERT whose layers a subclass calls in its `hybrid_forward`, to put its heads and losses above them.
 
     A backward pass overwrites the gradients, also under grad_req "add": MXNet does not report grad_req to
-    extension operators. training.optimizer.accumulation adds the micro-batches' gradients up.
+    extension operators. training.step adds the micro-batches' gradients up.
 
     Args:
         bert: from bert.model.build_model for `config`, initialized, in float32, on the CPU.

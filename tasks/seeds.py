@@ -13,6 +13,7 @@ from typing import Mapping, NamedTuple
 
 from base.student import DIFFERENT, NOT_SHOWN, critical_t, holm, mean_test, welch_test
 
+CONFIDENCE = 0.95
 FEWEST_SEEDS = 5  # as many as compare.py asks of repeats
 TOO_FEW = "too few seeds"
 PAIRED, WELCH = "paired t-test", "Welch's t-test"
@@ -69,7 +70,7 @@ class Verdict(NamedTuple):
         return f"{found}: {better} is higher"
 
 
-def summarize(scores: Scores, confidence: float = 0.95) -> Summary:
+def summarize(scores: Scores) -> Summary:
     """Mean and spread of one model's scores. Raises ValueError for none, or one that is not finite."""
     values = tuple(scores[seed] for seed in sorted(scores))
     if not values or not all(map(math.isfinite, values)):
@@ -78,32 +79,30 @@ def summarize(scores: Scores, confidence: float = 0.95) -> Summary:
     if len(values) == 1:
         return Summary(mean, None, None, values)
     deviation = statistics.stdev(values)
-    half = critical_t(1 - confidence, len(values) - 1) * deviation / math.sqrt(len(values))
+    half = critical_t(1 - CONFIDENCE, len(values) - 1) * deviation / math.sqrt(len(values))
     return Summary(mean, deviation, half, values)
 
 
-def compare_models(models: Mapping[str, Scores], confidence: float = 0.95) -> list[Verdict]:
+def compare_models(models: Mapping[str, Scores]) -> list[Verdict]:
     """Every pair of models, in the order given; they are one family of tests, as in compare.py.
 
     Models with FEWEST_SEEDS seeds in common are compared over these, seed by seed (a paired t-test); others
     of which each has so many by Welch's t-test, its degrees of freedom rounded down. Two are called
-    different only if the p-value, adjusted by Holm's method over all pairs, is at most 1 - confidence.
+    different only if the p-value, adjusted by Holm's method over all pairs, is at most 1 - CONFIDENCE.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence}: must be between 0 and 1")
-    pairs = [_pair(first, second, models, confidence) for first, second in combinations(models, 2)]
+    pairs = [_pair(first, second, models) for first, second in combinations(models, 2)]
     tested = [place for place, pair in enumerate(pairs) if pair.p is not None]
     for place, adjusted in zip(tested, holm([pairs[each].p or 0.0 for each in tested])):
-        verdict = DIFFERENT if adjusted <= 1 - confidence else NOT_SHOWN
+        verdict = DIFFERENT if adjusted <= 1 - CONFIDENCE else NOT_SHOWN
         pairs[place] = pairs[place]._replace(adjusted=adjusted, verdict=verdict)
     return pairs
 
 
-def _pair(first: str, second: str, models: Mapping[str, Scores], confidence: float) -> Verdict:
+def _pair(first: str, second: str, models: Mapping[str, Scores]) -> Verdict:
     one, other = models[first], models[second]
     common = sorted(one.keys() & other.keys())
     if len(common) >= FEWEST_SEEDS:
-        test = mean_test([other[seed] - one[seed] for seed in common], confidence)
+        test = mean_test([other[seed] - one[seed] for seed in common], CONFIDENCE)
         found = (test.mean, test.low, test.high, test.p)
         return Verdict(first, second, len(common), *found, None, NOT_SHOWN, PAIRED)
     means = summarize(one), summarize(other)
@@ -116,6 +115,6 @@ def _pair(first: str, second: str, models: Mapping[str, Scores], confidence: flo
         p = 1.0 if difference == 0 else 2.0 * 0.5**fewest
         found = (difference, difference, difference, p)
     else:
-        test = welch_test(means[0].values, means[1].values, confidence, careful=False)
+        test = welch_test(means[0].values, means[1].values, CONFIDENCE, careful=False)
         found = (test.mean, test.low, test.high, test.p)
     return Verdict(first, second, fewest, *found, None, NOT_SHOWN, WELCH)

@@ -168,7 +168,7 @@ class Runner:
             CLIP_NORM,
             lambda step, number: dropout_seed(SEED, step, place.data_rank + place.data_size * number),
         )
-        scaler = DynamicScaler(initial=16.0)
+        scaler = DynamicScaler(16.0)
         kind = KINDS.get(case.damage, PipelineStep)
         take = kind(TASK, network, optimizer, scaler, ranks, settings)
         own = range(place.data_rank, case.accumulate * place.data_size, place.data_size)
@@ -201,7 +201,7 @@ class Runner:
             count // ranks, CLIP_NORM, lambda step, number: dropout_seed(SEED, step, rank + ranks * number)
         )
         sharing = self.world if case.shared else local
-        take = TrainStep(TASK, network, optimizer, DynamicScaler(initial=16.0), sharing, settings)
+        take = TrainStep(TASK, network, optimizer, DynamicScaler(16.0), sharing, settings)
         own = range(rank, count, ranks)
         report = self.steps(case, take, own, start.step, list(trained(network)))
         parameters = live_arrays(network_parameters(network))
@@ -250,7 +250,7 @@ class Runner:
             return Start()
         folder = self.folder(case.start)
         (step,) = [int(path.stem) for path in Path(folder).glob("*.params")]
-        own = load_step(folder, step, print) if self.world.rank == 0 else None
+        own = load_step(folder, step) if self.world.rank == 0 else None
         return Start(step=step, facts={"step": step, "options": {}}, checkpoint=own)
 
     def save(self, case: Case, network: Any, optimizer: Optimizer, ranks: Ranks, step: int) -> str:

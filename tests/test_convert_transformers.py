@@ -14,8 +14,7 @@ import convert
 from bench.workers import find_torch_python
 from bert.configuration import BertConfig
 from bert.weights.opening import open_weights
-from tasks.pretraining.scores import Computing, Encoded
-from tasks.pretraining.vectors import Embedder
+from tasks.pretraining.scores import Computing, Embedder, Encoded
 from tests.bert.weights.networks import Inputs, mxnet_logits, random_inputs
 from tests.processes import ROOT, run_command
 

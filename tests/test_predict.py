@@ -28,7 +28,8 @@ from tests.test_convert import source
 from training.checkpoint import save
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
-from training.train import train
+from training.run_inputs import Part
+from training.train import train_stages
 
 BARE = ("--vocab", "vocab.txt", "--model", "bert_2_64_2")  # of weights beside which nothing lies
 LONG_WORDS = [letter * 4 for letter in "abcdefghijklmno"]
@@ -298,7 +299,7 @@ class TestEmbed:
         words += ["--output", str(tmp_path / "v.tsv")]
         embed(*words)
         before = (tmp_path / "v.tsv").read_bytes()
-        from tasks.pretraining.vectors import Embedder
+        from tasks.pretraining.scores import Embedder
 
         compute, calls = Embedder.__call__, []
 
@@ -399,7 +400,8 @@ def test_a_run_brings_its_vocabulary(weights, corpus, tmp_path, kind):
     words += ["--num_steps", "1", "--max_seq_length", "32", "--batch_size", "4"]
     words += ["--num_data_workers", "0", "--progress", "none"]
     config = run_config(parse_options([*words, "--ckpt_dir", str(tmp_path / "run")], ""))
-    assert train(config, check_inputs(config), Pretraining(), LocalCommunicator()) == 0
+    part = Part(config, check_inputs(config))
+    assert train_stages([part], Pretraining(), LocalCommunicator()) == 0
     if kind == "sentencepiece":
         Path(given).unlink()
     (found,) = ask(str(tmp_path / "run"), "The [MASK] of a file", "It is open")

@@ -39,10 +39,10 @@ from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.faults.bad_values import COMMANDS
 from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
-from training import gluonnlp_options
 from training.checkpoint import save
 from training.finetuning.options import NOT_HERE, parse
-from training.options import parse_options
+from training.options import NOT_HERE as OF_GLUONNLP
+from training.options import TAKEN, parse_options
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -85,7 +85,7 @@ FOREIGN_OPTIONS = {
     *("--bind-to", "--output-filename", "--map-by", "--oversubscribe", "--prtemca", "--gloo"),
     *("--network-interface", "--logdir", "--NAME", "--FLAG"),
     # GluonNLP's, rejected with a reason that no --help has, or taken as others.
-    *(f"--{name}" for name in [*NOT_HERE, *gluonnlp_options.NOT_HERE, *gluonnlp_options.TAKEN]),
+    *(f"--{name}" for name in [*NOT_HERE, *OF_GLUONNLP, *TAKEN]),
 }
 
 

@@ -22,7 +22,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
-from typing import IO, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import IO, Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ _BLOCK = 1 << 20  # bytes written at once
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
 _ASIDE = ".aside"  # an empty file beside a checkpoint that is whole and from which no step could be taken
 OWN = ("format", "step", "versions", "time", "files", "sha256")  # a manifest's entries that `save` makes
-BEST_FILE = "best.json"  # of training.best; BEST stands for its step in FOLDER:STEP
+BEST_FILE = "best.json"  # of training.last_good; BEST stands for its step in FOLDER:STEP
 BEST = "best"
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 _MOST_BYTES = 1 << 50  # of a file
@@ -68,8 +68,7 @@ class Checkpoint:
     states_path: str | None
     manifest: dict[str, Any] | None
 
-    @contextlib.contextmanager
-    def open_states(self) -> Iterator[Mapping[str, np.ndarray]]:
+    def open_states(self) -> ContextManager[Mapping[str, np.ndarray]]:
         """The optimizer states by name, each loaded when asked for. ValueError for a .params file alone.
 
         Raises:
@@ -77,8 +76,7 @@ class Checkpoint:
         """
         if self.states_path is None:
             raise ValueError(f"{self.params_path} has no optimizer states beside it")
-        with open_states(self.states_path) as states:
-            yield states
+        return open_states(self.states_path)
 
 
 class Kept(NamedTuple):
@@ -109,21 +107,29 @@ def save(
         parameters: MXNet or NumPy arrays by structural name, copied one at a time.
         states: arrays by name (`Optimizer.state_views`).
         facts: JSON values for the manifest: model, vocabulary size and hash, world size, options, scaler,
-            seed, data position. The names of the manifest's own entries (format, step, files, ...) are taken.
+            seed, data position; the manifest's own entries (format, step, files, ...) are added.
         keep: delete all others up to this step. That of the step `begun` of the facts, the end of stage 1, is
             never deleted.
 
     Raises:
-        ValueError: a negative step, or an array or fact that cannot be written.
+        ValueError, TypeError: an array or fact that cannot be written.
         TrainingError: the disk is full or another I/O error. Earlier checkpoints are intact, the
             temporary files are removed.
     """
-    if step < 0 or min(keep) < 0:
-        raise ValueError(f"step {step} and {keep} must not be negative")
-    manifest = _manifest(step, facts)  # what JSON cannot hold is rejected before anything is written
+    own = {
+        "format": FORMAT,
+        "step": step,
+        "versions": library_versions(),
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    # In the form in which JSON gives it back; what it cannot hold is rejected before anything is written.
+    manifest = json.loads(json.dumps({**facts, **own}, allow_nan=False))
     try:
         os.makedirs(ckpt_dir, exist_ok=True)
-        remove_leftovers(ckpt_dir)
+        for name in os.listdir(ckpt_dir):  # temporary files of a killed run; only names that runs give
+            beside = _TEMPORARY_BESIDE.fullmatch(name)
+            if _TEMPORARY.fullmatch(name) or (beside and int(beside[2]) != os.getpid()):
+                os.remove(os.path.join(ckpt_dir, name))
         with contextlib.ExitStack() as stack:
             # All is on the disk when the stack unwinds and each file gets its name: states, parameters and,
             # last, the manifest.
@@ -192,11 +198,9 @@ def set_aside(ckpt_dir: str, step: int) -> bool:
         return True
 
 
-def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint of one step, verified.
-
-    A .params file without a manifest, as GluonNLP's scripts leave it, is taken too; `report` is told that the
-    optimizer states start from zero.
+def load_step(ckpt_dir: str, step: int) -> Checkpoint:
+    """The checkpoint of one step, verified; a .params file without a manifest, as GluonNLP's scripts leave
+    it, is taken too.
 
     Raises:
         InputError: there is none for this step, or it is damaged.
@@ -208,7 +212,6 @@ def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkp
         steps = list_steps(ckpt_dir)
         available = f"available: {', '.join(map(str, steps))}" if steps else "there is none in --ckpt_dir"
         raise InputError(f"--start_step {step}: no checkpoint {params_path}; {available}")
-    report(f"{params_path} has no manifest: the optimizer's states start from zero")
     return Checkpoint(step, params_path, None, None)
 
 
@@ -280,14 +283,6 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: v for name, v in loaded.items() if v}}
 
 
-def remove_leftovers(ckpt_dir: str) -> None:
-    """Delete temporary files that a killed run left behind; only names that runs give."""
-    for name in os.listdir(ckpt_dir):
-        beside = _TEMPORARY_BESIDE.fullmatch(name)
-        if _TEMPORARY.fullmatch(name) or (beside and int(beside[2]) != os.getpid()):
-            os.remove(os.path.join(ckpt_dir, name))
-
-
 def step_path(ckpt_dir: str, step: int, extension: str) -> str:
     """A file of a checkpoint."""
     return os.path.join(ckpt_dir, f"{step:07d}{extension}")
@@ -328,23 +323,6 @@ class _Summed:
         self._file.flush()
         os.fsync(self._file.fileno())
         return {"size": self._size, "sha256": self._digest.hexdigest()}
-
-
-def _manifest(step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """All entries but `files` and `sha256`, in the form in which JSON gives them back."""
-    own = {
-        "format": FORMAT,
-        "step": step,
-        "versions": library_versions(),
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-    taken = sorted(set(OWN) & set(facts))
-    if taken:
-        raise ValueError(f"{', '.join(taken)}: names of the manifest's own entries")
-    try:
-        return json.loads(json.dumps({**own, **facts}, allow_nan=False))
-    except TypeError as error:
-        raise ValueError(f"the manifest cannot hold this: {error}") from error
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from base.memory import Available, available_memory, check_addresses
 from base.quantities import digits, percent
 from base.tables import Row, Table, terminal
 from bert.configuration import OPERATORS_LIBRARY, BertConfig
+from bert.flops import forward_flops, size_of
 from bert.memory import (
     FLOAT32,
     FUSED,
@@ -26,15 +27,15 @@ from bert.memory import (
     MXNET,
     TILES,
     Batch,
+    Ends,
     activation_bytes,
     gradient_bytes_in_flight,
     packed_bytes,
     parameter_count,
 )
 from lamb_paper import default_max_predictions
-from training.pipeline.schedule import bubble, micro_batches_kept
-from training.pipeline.split import Costs, Split
-from training.pipeline.work import ends_of, evenness, parts_of_work, run_split, stage_parameters
+from training.pipeline.options import bubble, micro_batches_kept
+from training.pipeline.split import Costs, Split, balanced_split, given_split
 from training.run_inputs import Part
 from training.saving import copied_bytes
 
@@ -94,17 +95,13 @@ class Estimate:
         width = max(len(name) for name, _ in rows)
         figures = [f"{name:<{width}}  {size / _MIB:>14,.0f} MiB" for name, size in rows]
         stages = [] if self.stages is None else [terminal(self.stages), ""]
-        return [*stages, f"estimated memory of {self.what}", *figures, self._verdict()]
-
-    def _verdict(self) -> str:
-        if self.available is None:
-            return (
-                "compare it with a GPU's memory; the estimate was checked against measurements on CPUs only"
-            )
-        share = (self.of_host + self.copied) / max(1, self.available.bytes)
-        if self.fits and share > 1:
-            return "it fits, but for the copy: training will wait while a checkpoint is written"
-        return f"it {'fits' if self.fits else 'does not fit'}: {100 * share:,.0f}% of what is there"
+        verdict = "compare it with a GPU's memory; the estimate was checked against measurements on CPUs only"
+        if self.available is not None:
+            share = (self.of_host + self.copied) / max(1, self.available.bytes)
+            verdict = f"it {'fits' if self.fits else 'does not fit'}: {100 * share:,.0f}% of what is there"
+            if self.fits and share > 1:
+                verdict = "it fits, but for the copy: training will wait while a checkpoint is written"
+        return [*stages, f"estimated memory of {self.what}", *figures, verdict]
 
 
 def check_memory(
@@ -149,7 +146,8 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     shape = _shape(part)
     stages = config.pipeline.stages
     here = local_size(environ)
-    world = _world_size(environ, here)
+    workers = number_in(environ, "DMLC_NUM_WORKER", 1) * number_in(environ, "BYTEPS_LOCAL_SIZE", 1)
+    world = max(here, workers, *announced_sizes(environ).values())
     if stages > 1 and world == 1:  # nothing has been launched: one replica on this host
         here = world = stages
     several = backend if world > 1 else LOCAL
@@ -175,13 +173,6 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
 def split_of(part: Part) -> Split:
     """The layers of each stage of a pipeline."""
     return _shape(part).split
-
-
-def stages_of(part: Part, backend: str) -> str:
-    """The stages of a pipeline as a table, for a terminal."""
-    table = estimate(part, backend).stages
-    assert table is not None, "a pipeline"
-    return terminal(table)
 
 
 def stage_table(
@@ -234,11 +225,6 @@ class _Shape(NamedTuple):
     split: Split
     costs: Costs
 
-    @property
-    def item(self) -> int:
-        """Bytes of a number."""
-        return 2 if self.dtype == "float16" else FLOAT32
-
 
 def _shape(part: Part) -> _Shape:
     config, inputs = part
@@ -265,7 +251,8 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int, world: int) -> d
     """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use. `world`:
     processes of the run."""
     config, inputs = part
-    stages, item, fused = config.pipeline.stages, shape.item, shape.operators != MXNET
+    stages, fused = config.pipeline.stages, shape.operators != MXNET
+    item = 2 if shape.dtype == "float16" else FLOAT32  # bytes of a number
     count = parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
     if stages > 1:
         count = stage_parameters(config.model.bert, inputs.vocab_size, shape.split, stage)
@@ -295,11 +282,67 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int, world: int) -> d
     return parts
 
 
-def _world_size(environ: Mapping[str, str], here: int) -> int:
-    workers = number_in(environ, "DMLC_NUM_WORKER", 1) * number_in(environ, "BYTEPS_LOCAL_SIZE", 1)
-    return max(here, workers, *announced_sizes(environ).values())
-
-
 def _gib(size: int) -> str:
     gib = size / 2**30
     return f"{gib:,.1f} GiB" if math.isfinite(gib) and gib < 1e9 else f"{gib:.1e} GiB"
+
+
+def counted_costs(config: BertConfig, vocab_size: int, batch: Batch, top_rows: int | None = None) -> Costs:
+    """Operations of a forward pass over a micro-batch; the backward pass has twice as many everywhere.
+
+    Looking up embeddings is no multiplication: it counts nothing. `top_rows`: see bert.flops.forward_flops.
+    """
+    size = size_of(config, vocab_size)
+    shape = (batch.rows, batch.length, batch.predictions)
+    one = forward_flops(size._replace(layers=1), *shape)
+    top = forward_flops(size._replace(layers=1), *shape, top_rows)
+    return Costs(0, one.encoder + one.attention, top.encoder + top.attention, one.heads + one.decoder)
+
+
+def run_split(
+    given: Sequence[int] | None, stages: int, bert: BertConfig, vocab_size: int, batch: Batch, operators: str
+) -> tuple[Split, Costs]:
+    """The layers of each stage of a run, as `given` or balanced, and the costs that they are balanced by.
+
+    Args:
+        batch: a micro-batch; the split depends on its length and its masked tokens, not on its rows.
+        operators: FUSED, TILES or MXNET; the fused ones compute no more than the masked tokens and the
+            first one above the attention of the top layer.
+
+    Raises:
+        InputError: as `given_split`.
+    """
+    top_rows = batch.predictions + 1 if operators != MXNET and batch.predictions else None
+    costs = counted_costs(bert, vocab_size, batch, top_rows)
+    if given is None:
+        return balanced_split(costs, stages, bert.layers), costs
+    return given_split(given, stages, bert.layers), costs
+
+
+def stage_parameters(config: BertConfig, vocab_size: int, split: Split, stage: int) -> int:
+    """Numbers that a stage holds: its layers, the embeddings on the first one, the heads on the last. A
+    word embedding that is the decoder's weight counts on both; with one stage once."""
+    one, two = (parameter_count(replace(config, layers=layers), vocab_size) for layers in (1, 2))
+    units, word = config.units, vocab_size * config.units
+    embeddings = word + (config.token_types + config.positions + 2) * units  # and their norm
+    heads = one - (two - one) - embeddings
+    first, last = ends_of(stage, split.stages)
+    ends = (embeddings if first else 0) + (heads + word * (config.tied and not first) if last else 0)
+    return split.counts[stage] * (two - one) + ends
+
+
+def ends_of(stage: int, stages: int) -> Ends:
+    """The ends of the network that a stage holds."""
+    return Ends(stage == 0, stage == stages - 1)
+
+
+def parts_of_work(split: Split, costs: Costs) -> list[float]:
+    """Of the whole model's, by stage."""
+    work = [costs.of_stage(split, stage) for stage in range(split.stages)]
+    return [each / sum(work) for each in work]
+
+
+def evenness(split: Split, costs: Costs) -> float:
+    """Time of an evenly split pipeline over this one's, as far as the operations go: the others wait for the
+    stage with the most work."""
+    return 1 / split.stages / max(parts_of_work(split, costs))

@@ -33,15 +33,13 @@ from data.pretraining.evaluation import control_batches, evaluation_batches
 from data.sharing import Share
 from data.store.entropy import entropy, token_counts
 from data.tokenizing.vocab import Vocabulary
-from lamb_paper import STAGE_LENGTHS
+from lamb_paper import STAGE_LENGTHS, STAGES
 from training.config import PUBLISHED_VOCABULARIES, RunConfig
-from training.feed import EvaluationFeed, Feed, Repeated
 from training.plan import RunPlan, make_plan
 from training.report import Reporter
-from training.run_inputs import About, Part, RunInputs
-from training.start.decision import check_start
+from training.run_inputs import About, EvaluationFeed, Feed, Part, Repeated, RunInputs
 from training.start.initial import Wanted, find_initial
-from training.start.start import Start
+from training.start.start import Start, check_start
 from training.start.vocabulary import check_room
 
 MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for its matrix units, others to 64
@@ -232,7 +230,8 @@ def check_inputs(config: RunConfig) -> Inputs:
         train = DataFiles(NOTHING)
     max_seq_length = _check_data(config, train, evaluation)
     start = Start()
-    if config.start.is_first:
+    stage = config.start.stage
+    if stage is None or stage == STAGES[str(config.start.stages)][0]:  # the run begins with it
         wanted = Wanted(config.model.bert, vocab_size, vocabulary, config.trains)
         start = check_start(config, wanted, lambda: find_initial(config.start, wanted))
         if launched_rank(os.environ) == 0:

@@ -1,21 +1,29 @@
-"""The checkpoints of a loop: which steps are saved, and which checkpoint is the last good one.
+"""The checkpoints of a loop: which steps are saved, which checkpoint is the last good one, and which is best.
 
-That is the newest one from which a step has been taken. Parameters that one update has blown up are finite
-still, and so is a checkpoint of them; only the next loss or gradient shows it (training/guard.py). So a
-checkpoint deletes no older one before a step has been taken from it, and is called good no sooner. One from
-which no step could be taken is set aside when the run ends for that: --resume takes the one before.
+The last good one is the newest one from which a step has been taken. Parameters that one update has blown up
+are finite still, and so is a checkpoint of them; only the next loss or gradient shows it (training/guard.py).
+So a checkpoint deletes no older one before a step has been taken from it, and is called good no sooner. One
+from which no step could be taken is set aside when the run ends for that: --resume takes the one before.
+
+The best one (--keep_best) is that of the evaluation with the best figure, kept beside the newest ones as long
+as no better one is. best.json names it: step, stage, the figure and its value. It is written, whole or not at
+all, when the disk has the checkpoint. What a kill in between leaves out follows from the metrics when the run
+goes on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import json
+import os
+from typing import Any, Mapping
 
 from base.errors import NotFiniteError
-from training.checkpoint import params_path
+from base.files import replacing
+from training.checkpoint import BEST_FILE, list_steps, params_path
 from training.optimizer.scaler import NOT_FINITE
-
-if TYPE_CHECKING:
-    from training.run import Run
+from training.report import read_metrics
+from training.run import Run
 
 
 class Checkpoints:
@@ -31,6 +39,20 @@ class Checkpoints:
         self._good = 0  # the step of the newest one from which a step has been taken
         self._skipped = ""  # why the last step was
         self._run = run
+        place, score = run.config.checkpoint.ckpt_dir, run.inputs.about.main_score
+        self._figure, self._sign = f"eval_{score or run.task.judged[0]}", 1 if score else -1
+        self._best: Mapping[str, Any] = {}  # the line of the best evaluation so far
+        self._keeps_best = run.config.checkpoint.keep_best and run.eval_feed is not None
+        if self._keeps_best and run.communicator.rank == 0:
+            for line in read_metrics(place):
+                saved = line["step"] in list_steps(place) and line.get("stage") == run.start.stage
+                if saved and self._is_better(line):
+                    self._best = line
+            if self._best:
+                self._write_best(self._best)
+            else:  # of stage 1, or of steps that are taken once more
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(place, BEST_FILE))
 
     def stepped(self, step: int, skipped: str) -> None:
         """Takes note of a step, and why it was `skipped`; "" where it was not.
@@ -79,6 +101,32 @@ class Checkpoints:
                 f"step {step} was skipped, since {self._skipped}: no checkpoint is saved or deleted; "
                 f"{self._sentence}"
             )
+
+    def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Keeps the checkpoint of an evaluation that is the best so far, and saves it where its step has not
+        been; every rank calls it. Rank 0's metrics decide: it has the scores."""
+        run = self._run
+        leads = run.communicator.rank == 0
+        if not self._keeps_best or not run.communicator.all_agree([not leads or self._is_better(metrics)])[0]:
+            return
+        if self.newest != step and run.skips.in_a_row == 0:
+            self.save(step, planned=True, ended=False, interrupted=False)
+        if self.newest == step:
+            self._best = metrics
+            if leads:
+                run.saver.afterwards(lambda: self._write_best(metrics))
+
+    def _is_better(self, metrics: Mapping[str, Any]) -> bool:
+        value, best = metrics.get(self._figure), self._best.get(self._figure)
+        return value is not None and (best is None or self._sign * value > self._sign * best)
+
+    def _write_best(self, metrics: Mapping[str, Any]) -> None:
+        """Writes best.json. OSError where the disk does not take it."""
+        run = self._run
+        entry = {"step": metrics["step"], "figure": self._figure, "value": metrics[self._figure]}
+        with replacing(os.path.join(run.config.checkpoint.ckpt_dir, BEST_FILE)) as file:
+            file.write(json.dumps({**entry, **run.stage_entry}).encode() + b"\n")
+        run.reporter.note(f"best so far: step {entry['step']}, {self._figure} {entry['value']:.4g}")
 
     @property
     def _is_off(self) -> bool:

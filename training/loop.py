@@ -5,26 +5,23 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, Sequence
+from typing import Callable
 
-import mxnet as mx
 import numpy as np
 
 from base.errors import RUN_AGAIN
 from bert.flops import BACKWARD, size_of
-from training.best import BestCheckpoint
-from training.budget import Budget, Steps
-from training.checkpoint import list_steps
 from training.deadline import EVALUATION, SAVED_BYTES, Deadline, began, end_of_time
-from training.feed import floors_of
 from training.last_good import Checkpoints
 from training.metrics import Totals, figures, finite_or_none
 from training.optimizer.scaler import NOT_FINITE
 from training.pipeline.step import PipelineStep
+from training.plan import Budget, Steps
 from training.profiling.profiler import TraceOfSteps
-from training.report import Ending, read_metrics, summarize
+from training.report import Ending, summarize
 from training.rescue import Rescue
 from training.run import Run
+from training.run_inputs import floors_of
 from training.stalled import Stalled
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
@@ -47,7 +44,13 @@ class Loop:
         self.size = size_of(config.model.bert, run.inputs.vocab_size)
         # Decided in every step: whether saving goes well, the position in the schedule, whether there is time
         # for another step, whether the peak is measured again.
-        self.budget = extent_of(run)
+        hours = config.optimization.budget_hours
+        self.budget: Budget | Steps
+        if hours:
+            self.budget = Budget(hours, run.clock, leads)
+        else:
+            assert run.plan.num_steps is not None, "steps where there are no hours"
+            self.budget = Steps(run.start.step - run.start.begun, run.plan.num_steps)
         end = end_of_time(config.deadline, os.environ, began()) if leads else None
         self.deadline = Deadline(end, run.parameters * SAVED_BYTES, lambda: run.saver.seconds)
         self.peak = Peak(config.report, run.model, run.communicator)
@@ -57,9 +60,6 @@ class Loop:
         self.take_step = make_step(run, run.feed.micro_batches, self.rescue.begin)
         self.trace = trace_of(run, self.take_step)
         self.stalled = Stalled(run)
-        place = config.checkpoint.ckpt_dir
-        saved = list_steps(place) if leads else []
-        self.best = BestCheckpoint(run, [each for each in read_metrics(place) if each["step"] in saved])
         run.reporter.note(f"mfu is the share of {self.peak.sentence}")
 
     def to_the_end(self) -> int:
@@ -71,8 +71,9 @@ class Loop:
         """
         run = self.run
         signalled = interrupted = False
+        # At stage 2's length, or because the run was killed before it.
         if run.start.begins_stage_2 or run.start.lacks_evaluation:
-            self._evaluate()  # at stage 2's length, or because the run was killed before it
+            self.checkpoints.evaluated(self.step, run.evaluate(self.step))
         self.stop.listen(failed=lambda: run.communicator.give_up(ENDED_BY_LAUNCHER))
         self.clock.begin()
         while not (self.budget.spent or interrupted):
@@ -92,7 +93,7 @@ class Loop:
                         self.checkpoints.save(self.step, planned, self.budget.spent, interrupted)
                     if evaluates:
                         begun = time.monotonic()
-                        self._evaluate()
+                        self.checkpoints.evaluated(self.step, run.evaluate(self.step))
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
                 self.take_step.waits.interrupted()
         # No rank ends while rank 0 still writes, nor with another code: a launcher takes that of the first.
@@ -139,16 +140,6 @@ class Loop:
             f" loss scale {run.scaler.scale:g}" + (f", skipped: {result.skipped}" if result.skipped else "")
         )
         return result
-
-    def _evaluate(self) -> None:
-        """Evaluates; the best so far is kept, and saved where its step has not been."""
-        metrics = self.run.evaluate(self.step)
-        if not self.best.improves(metrics):
-            return
-        if self.checkpoints.newest != self.step and self.run.skips.in_a_row == 0:
-            self.checkpoints.save(self.step, planned=True, ended=False, interrupted=False)
-        if self.checkpoints.newest == self.step:
-            self.best.keep(metrics)
 
     def _log(self, lr: float, result: StepResult) -> None:
         """Reports the steps since the last line of the metrics; every rank calls it."""
@@ -210,30 +201,17 @@ def make_step(run: Run, micro_batches: int, before_update: Callable[[], None] = 
 def trace_of(run: Run, step: TrainStep) -> TraceOfSteps:
     """The trace that --profile asks for; without it one that does nothing."""
     report = run.config.report
+    widest = 2 if report.compression == "fp16" else 8
+    # Given to Horovod or BytePS in a step; BytePS's own compressors make less of them afterwards.
+    exchanged = sum(array.size * min(widest, np.dtype(array.dtype).itemsize) for array in step.gradients)
     facts = {
         **run.config.model.bert.facts(),
         "vocab_size": run.inputs.vocab_size,
         "dtype": run.model.dtype,
-        "exchanged_bytes": exchanged_bytes(step.gradients, report.compression),
+        "exchanged_bytes": exchanged,
         **run.ranks.facts,
     }
     trace = TraceOfSteps(report.profile, run.communicator.rank, facts)
     if isinstance(step, PipelineStep):
         step.stage_wait = trace.stage_wait
     return trace
-
-
-def extent_of(run: Run) -> Budget | Steps:
-    """The steps or hours that a run has, with those that it has taken."""
-    hours = run.config.optimization.budget_hours
-    if hours:
-        return Budget(hours, run.clock, run.communicator.rank == 0)
-    assert run.plan.num_steps is not None, "steps where there are no hours"
-    return Steps(run.start.step - run.start.begun, run.plan.num_steps)
-
-
-def exchanged_bytes(gradients: Sequence[mx.nd.NDArray], compression: str) -> int:
-    """Bytes of gradients that a rank gives to Horovod or BytePS in a step. BytePS's own compressors make less
-    of them afterwards."""
-    widest = 2 if compression == "fp16" else 8
-    return sum(array.size * min(widest, np.dtype(array.dtype).itemsize) for array in gradients)

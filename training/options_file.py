@@ -121,7 +121,12 @@ def read_options(path: str, defaults: Mapping[str, Any]) -> list[Entry]:
         where = f"{OPTION} {path}, line {line}"
         key = str(key_node.value) if key_node.id == "scalar" else f"a {key_node.id}"
         if key not in defaults or key == OPTION[2:]:
-            raise InputError(f"{where}: {_unknown(key, defaults)}")
+            if key == OPTION[2:]:
+                raise InputError(f"{where}: {key}: a file of options cannot name another")
+            names = [name for name in defaults if name != OPTION[2:]]
+            nearest = difflib.get_close_matches(key.lstrip("-").replace("-", "_"), names, 1)
+            hint = f"do you mean {nearest[0]}?" if nearest else "--help lists the options"
+            raise InputError(f"{where}: {key!r} is no option; {hint}")
         if key in seen:
             raise InputError(f"{where}: {key} stands in line {seen[key]} already; keep one of them")
         seen[key] = line
@@ -136,7 +141,8 @@ def write_options(path: str, options: Mapping[str, Any], comments: Sequence[str]
         InputError: it cannot be written.
         TypeError: a value that no option has.
     """
-    lines = [f"# {_one_line(each)}" for each in comments]
+    shown = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in each) for each in comments)
+    lines = [f"# {each}" for each in shown]
     lines += [f"{name}: {_written(value)}" for name, value in options.items() if name != OPTION[2:]]
     try:
         with replacing(path) as file:
@@ -161,15 +167,6 @@ def _value(key: str, node: Any, flag: bool, where: str) -> str | bool | None:
     if len(parts) > 1 and any(each.style is None and each.value in _NOTHING for each in parts):
         raise InputError(f"{where}: {key} has an empty value in its list")
     return ",".join(each.value for each in parts)
-
-
-def _unknown(key: str, names: Mapping[str, Any]) -> str:
-    if key == OPTION[2:]:
-        return f"{key}: a file of options cannot name another"
-    bare = key.lstrip("-").replace("-", "_")
-    nearest = difflib.get_close_matches(bare, [name for name in names if name != OPTION[2:]], 1)
-    hint = f"; do you mean {nearest[0]}?" if nearest else "; --help lists the options"
-    return f"{key!r} is no option{hint}"
 
 
 def _take_back(
@@ -214,7 +211,3 @@ def _written(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_written, value))}]"
     raise TypeError(f"{value!r} is no value of an option")
-
-
-def _one_line(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

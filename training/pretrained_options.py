@@ -21,8 +21,8 @@ from bert.weights.tensors import Weights
 from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SENTENCEPIECE, vocabulary_from_tokens
+from training.start.initial import find_weights
 from training.start.vocabulary import FILES
-from training.start.weights import find_weights
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,14 @@ def find_described(given: str, flag: str, config: PretrainedConfig) -> Weights:
                 f"embeddings of {weights.vocab_size}; name the vocabulary that it was trained with"
             )
         weights = replace(weights, vocabulary=tokens)
-    return _with_case(weights, config.cased)
+    if config.cased:
+        return replace(weights, cased=True)
+    if weights.cased is not None or weights.vocabulary is None:
+        return weights
+    guessed = looks_cased(weights.vocabulary)
+    words = "has upper case, so it is kept (cased)" if guessed else "has no upper case, so text is lowered"
+    note = f"the vocabulary {words}: nothing beside the weights says"
+    return replace(weights, cased=guessed, notes=(*weights.notes, note))
 
 
 def described_tokenizer(
@@ -143,14 +150,3 @@ def described_tokenizer(
             f"{weights.vocab_size}; name the vocabulary that it was trained with"
         )
     return TokenizerSettings(vocabulary, model, cased)
-
-
-def _with_case(weights: Weights, cased: bool) -> Weights:
-    if cased:
-        return replace(weights, cased=True)
-    if weights.cased is not None or weights.vocabulary is None:
-        return weights
-    guessed = looks_cased(weights.vocabulary)
-    words = "has upper case, so it is kept (cased)" if guessed else "has no upper case, so text is lowered"
-    note = f"the vocabulary {words}: nothing beside the weights says"
-    return replace(weights, cased=guessed, notes=(*weights.notes, note))

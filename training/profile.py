@@ -26,12 +26,12 @@ from bert.configuration import BFLOAT16X3
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import expand_options, parse_options, run_config
-from training.profiling.breakdown import break_down
+from training.profiling.breakdown import break_down, table
 from training.profiling.picture import draw, draw_stages
 from training.profiling.profiler import TraceComplete, TracePlan, separate_operators
 from training.profiling.stages import stage_figures, stage_table, staged
-from training.profiling.table import table
 from training.profiling.trace import Trace, chrome_events, read_trace, write_chrome
+from training.run_inputs import Part
 
 _HELP = """\
 Without the name of a trace it takes training steps in one process and profiles them: the real step, on random
@@ -99,7 +99,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
 
         from comm.local import LocalCommunicator
         from tasks.pretraining.task import Pretraining
-        from training.train import train
+        from training.train import train_stages
 
         facts: dict[str, Any] = {**config.model.bert.facts(), "vocab_size": inputs.vocab_size}
         facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
@@ -108,7 +108,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         # The scripts speak of schedules and losses, which are not this command's business.
         said = io.StringIO()
         with contextlib.suppress(TraceComplete), redirect_stdout(said), redirect_stderr(said):
-            train(run_config(options), inputs, Pretraining(), LocalCommunicator())
+            train_stages([Part(run_config(options), inputs)], Pretraining(), LocalCommunicator())
             raise InputError(f"the run ended before step {warmup + steps}: give it a larger --num_steps")
         return read_trace(path)
 
@@ -143,7 +143,7 @@ def _add_peak(facts: dict[str, Any]) -> None:
     fused one where that is loaded and faster."""
     import mxnet as mx
 
-    from training.profiling.peak import ROWS, matrix_peak
+    from training.utilisation import ROWS, matrix_peak
 
     dtype = facts["dtype"]
     device = mx.gpu() if mx.context.num_gpus() else mx.cpu()

@@ -18,8 +18,49 @@ from base.files import replacing
 from base.json_files import read_json_lines
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
-from training.events import Events
 from training.spread import paired_error
+
+
+class Events:
+    """A file of events, written by whoever calls: the thread that tensorboardX's SummaryWriter has for it
+    ends when a disk is full, and then training would wait for it for ever.
+
+    Args:
+        folder: for the file; it is created.
+        first: step from which on events of earlier files do not count.
+        suffix: of the file's name, which has the time in seconds.
+
+    Raises:
+        OSError: the disk does not take it; `add` too.
+    """
+
+    def __init__(self, folder: str, first: int, suffix: str = ""):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        os.makedirs(folder, exist_ok=True)
+        self._writer = EventsWriter(os.path.join(folder, "events"), suffix)
+        for entry in (
+            {"file_version": "brain.Event:2"},
+            {"session_log": SessionLog(status=SessionLog.START)},
+        ):
+            self._writer.write_event(Event(step=first, wall_time=time.time(), **entry))
+        self._writer.flush()
+
+    def add(self, values: Mapping[str, Any], step: int) -> None:
+        """Writes numbers by their names."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        for name, value in values.items():
+            self._writer.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file; what a disk has not taken has been an error before."""
+        with contextlib.suppress(OSError):
+            self._writer.close()
+
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
@@ -359,13 +400,9 @@ def _keep_before(path: str, span: Span) -> None:
 def _columns(terminal: str | None) -> int | None:
     if terminal is None:
         return None
-    try:
-        descriptor = os.open(terminal, os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return 100
-    try:
-        return os.get_terminal_size(descriptor).columns or 100
-    except OSError:
-        return 100
-    finally:
-        os.close(descriptor)
+    with (
+        contextlib.suppress(OSError),
+        open(terminal, "rb", 0, opener=lambda path, flags: os.open(path, flags | os.O_NOCTTY)) as file,
+    ):
+        return os.get_terminal_size(file.fileno()).columns or 100
+    return 100

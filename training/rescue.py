@@ -91,7 +91,11 @@ class Rescue:
         # Where a library has noticed a lost rank, the watchdog is about to.
         lost = isinstance(error, CommunicationError) or type(error).__name__ == "MXNetError"
         acts = acts or (lost and self._begun.wait(NOTICED))
-        if isinstance(error, Exception) and _is_accident(error) and acts:
+        # The state is sound for all that is known, and its owner would want it.
+        accident = isinstance(error, Exception) and not isinstance(error, InputError)
+        if isinstance(error, TrainingError):  # a disk, or numbers that are wrong
+            accident = isinstance(error.__cause__, OSError)
+        if accident and acts:
             said = self.save(has_first=True)
             if said:
                 self._run.reporter.warn(said)
@@ -152,13 +156,6 @@ class Rescue:
                 f"step {self._step} is saved in this host's memory, {folder}, which the next --resume takes"
             )
         return f"step {self._step} is saved, --resume continues"
-
-
-def _is_accident(error: Exception) -> bool:
-    """Whether the state is sound for all that is known, and its owner would want it."""
-    if isinstance(error, TrainingError):  # a disk, or numbers that are wrong
-        return isinstance(error.__cause__, OSError)
-    return not isinstance(error, InputError)
 
 
 def _wait_for(arrays: Mapping[str, Any]) -> None:

@@ -1,47 +1,49 @@
-"""A run: everything it has, opened in its order, and the state that a checkpoint holds of it."""
+"""A run: everything it has, opened in its order, the state that a checkpoint holds of it, and its run.yaml:
+every option with its value, for --options_file to repeat it."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from dataclasses import dataclass, field, replace
+import shlex
+import sys
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from base import notify
 from base.errors import InputError
+from base.files import is_temporary
 from base.launchers import HVD
+from base.tables import terminal
 from bert.configuration import REMOVE
 from bert.model import each_once, network_parameters, trained
 from comm.base import Communicator
 from data.sharing import Share
 from tasks.base import Task
-from training.agreement import agree
-from training.checkpoint import Kept
+from training.agreement import agree, check_replicas
+from training.checkpoint import Kept, library_versions
 from training.config import ModelConfig, RunConfig
-from training.device import choose_computing
-from training.estimate import split_of, stages_of
-from training.evaluation import evaluate, forward
+from training.estimate import estimate, split_of
 from training.exchange import broadcast_json
-from training.feed import EvaluationFeed, Feed
 from training.guard import SKIP, Guard
-from training.metrics import Stopwatch, finite_or_none
-from training.model import Model, make_optimizer, open_model
-from training.optimizer.moments import check_moments
+from training.metrics import Stopwatch, evaluate, finite_or_none, forward
+from training.model import Model, choose_computing, make_optimizer, open_model
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
+from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter
 from training.optimizer.shards import ShardedOptimizer
+from training.optimizer.update import check_moments
+from training.options_file import OPTION, RUN_FILE, write_options
 from training.pipeline.ranks import Ranks
 from training.pipeline.split import make_split
 from training.pipeline.state import check_tied, gather, restore_stages
 from training.pipeline.step import forward_stages
 from training.plan import RunPlan
-from training.replicas import check_replicas
+from training.profiling.profiler import TracePlan
 from training.report import Reporter, RunReporter, Span
-from training.run_file import write_run_file
-from training.run_inputs import Part, RunInputs
+from training.run_inputs import EvaluationFeed, Feed, Part, RunInputs
 from training.saving import Saver
 from training.start.restoring import live_arrays, restore_states
 from training.start.start import (
@@ -75,9 +77,9 @@ class Run:
     skips: SkipCounter
     guard: Guard
     saver: Saver
-    clock: Stopwatch = field(default_factory=Stopwatch)
-    wall: Stopwatch = field(default_factory=Stopwatch)
-    saved_vocabulary: Mapping[str, Any] | None = None
+    clock: Stopwatch
+    wall: Stopwatch
+    saved_vocabulary: Mapping[str, Any] | None
 
     @property
     def communicator(self) -> Communicator:
@@ -219,7 +221,9 @@ class Run:
         for name, value in sorted(config.options.items()):
             self.reporter.debug(f"--{name} {value}")
         if self.ranks.pipelined:
-            self.reporter.note(stages_of(Part(config, self.inputs), HVD))
+            stages = estimate(Part(config, self.inputs), HVD).stages
+            assert stages is not None, "a pipeline"
+            self.reporter.note(terminal(stages))
         if self.feed is None:
             return
         self.reporter.note(self.plan.summary)
@@ -256,7 +260,11 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     seed = start.facts.get("seed", 0) if given is None else given
     part, plan = _settled(part, start, ranks, seed)
     (config, inputs), leads = part, ranks.world.rank == 0
-    reporter = _open_report(config, start, task, plan) if leads else Reporter()
+    reporter = Reporter()
+    if leads:
+        last = None if plan.num_steps is None else start.begun + plan.num_steps
+        span, shown = Span(start.step, last, start.stage, start.begun), config.report
+        reporter = RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
     stack.callback(reporter.close)
     vocabulary = None
     if leads and inputs.trains:  # an evaluation leaves the files of the run that it looks at
@@ -282,7 +290,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         eval_feed=eval_feed,
         model=model,
         optimizer=make_optimizer(config.optimization, model, ranks.world, seed),
-        scaler=DynamicScaler() if model.dtype == "float16" else StaticScaler(),
+        scaler=DynamicScaler() if model.dtype == "float16" else LossScaler(),
         skips=SkipCounter(),
         guard=Guard(config.optimization.spikes == SKIP),
         saver=stack.enter_context(saver),
@@ -329,12 +337,6 @@ def _settled(part: Part, start: Start, ranks: Ranks, seed: int) -> tuple[Part, R
     return Part(config, inputs), plan
 
 
-def _open_report(config: RunConfig, start: Start, task: Task, plan: RunPlan) -> Reporter:
-    last = None if plan.num_steps is None else start.begun + plan.num_steps
-    span, shown = Span(start.step, last, start.stage, start.begun), config.report
-    return RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
-
-
 def _open_data(
     part: Part, plan: RunPlan, seed: int, ranks: Ranks, reporter: Reporter, stack: contextlib.ExitStack
 ) -> tuple[Feed | None, EvaluationFeed | None]:
@@ -358,3 +360,30 @@ def _of_config_file(model: ModelConfig) -> str:
         f"positions, {bert.token_types} token types, {bert.network}, dropout {model.rates}, random "
         f"weights of standard deviation {model.initial_stdev:g}{unknown}"
     )
+
+
+def write_run_file(config: RunConfig, communicator: Communicator, seed: int, plan: RunPlan) -> None:
+    """Writes it into ckpt_dir, whole or not at all; one rank does it, at each start of training.
+
+    An option that was left out is null where the run works its value out; the comments say what it came to.
+    `seed` is the run's, also where it was left out and is a checkpoint's.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    options = {**config.given, "seed": seed}
+    if isinstance(options["profile"], TracePlan):
+        options["profile"] = options["profile"].path
+    folder = config.checkpoint.ckpt_dir
+    for name in os.listdir(folder):  # of a run that was killed in between
+        if name.startswith(RUN_FILE) and is_temporary(name):
+            os.remove(os.path.join(folder, name))
+    versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    comments = [
+        f"{OPTION} {RUN_FILE} --ckpt_dir ANOTHER repeats the run. Paths count from the folder it starts in.",
+        f"command: {shlex.join(sys.argv)}",
+        f"processes: {communicator.size}",
+        f"versions: {versions}",
+        plan.summary,
+    ]
+    write_options(os.path.join(folder, RUN_FILE), options, comments)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import threading
 import time
@@ -112,7 +113,7 @@ class Saver:
             copies = self._room(arrays)
         except MemoryError as error:
             self._reporter.warn(f"{error}: training waits while the checkpoint of step {step} is written")
-            self._write(step, arrays, facts)
+            self._write(step, arrays, facts, time.monotonic())
             _drain(arrays.values())
             self._report()
             return
@@ -155,11 +156,6 @@ class Saver:
         self._messages.clear()
         self._arrived.set()
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is being copied or written."""
-        return self._thread is not None and self._thread.is_alive()
-
     def finish(self) -> bool:
         """Waits until the disk has what was begun. Returns whether nothing has failed so far."""
         self._exchange()
@@ -192,7 +188,7 @@ class Saver:
     def afterwards(self, act: Callable[[], None]) -> None:
         """Calls `act` when what is being written is complete, if it can be; an OSError of it is a failure."""
         self._afterwards.append(act)
-        if not self.busy:
+        if self._thread is None or not self._thread.is_alive():
             self.finish()
 
     def set_aside(self, step: int) -> None:
@@ -243,7 +239,7 @@ class Saver:
             MemoryError: there is no memory for them.
         """
         missing = {key: array for key, array in arrays.items() if not _fits(self._buffers.get(key), array)}
-        needed = sum(_bytes_of(array) for array in missing.values())
+        needed = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in missing.values())
         free = self._available() if missing else 0
         if needed > free:
             raise MemoryError(f"a copy of the state needs {needed:,} bytes more, and {free:,.0f} are free")
@@ -269,17 +265,11 @@ class Saver:
         finally:
             self._copied.set()
         self._arrived.wait()
-        _lower_priority()
+        with contextlib.suppress(AttributeError, OSError):  # Linux has a priority for each thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._write(step, copies, facts, begun)
 
-    def _write(
-        self,
-        step: int,
-        arrays: Mapping[Key, Any],
-        facts: Mapping[str, Any],
-        begun: float | None = None,
-    ) -> None:
-        begun = time.monotonic() if begun is None else begun
+    def _write(self, step: int, arrays: Mapping[Key, Any], facts: Mapping[str, Any], begun: float) -> None:
         try:
             parameters: Mapping[str, Any]
             parameters, states = (
@@ -302,7 +292,7 @@ class Saver:
 
 
 def _copy(source: Any, target: np.ndarray) -> None:
-    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.moments) or a
+    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.update) or a
     NumPy array; other threads run meanwhile."""
     if hasattr(source, "raw"):
         source, target = source.raw, target.view(np.uint8)
@@ -358,13 +348,3 @@ def check_finite(step: int, parameters: Mapping[str, Any]) -> None:
 
 def _fits(buffer: np.ndarray | None, array: Any) -> bool:
     return buffer is not None and buffer.shape == array.shape and buffer.dtype == np.dtype(array.dtype)
-
-
-def _bytes_of(array: Any) -> int:
-    return int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
-
-
-def _lower_priority() -> None:
-    """Lets this thread give way to others; Linux has a priority for each thread."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

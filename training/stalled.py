@@ -7,7 +7,7 @@ least STEPS steps, are all after the warmup and not below it has not left that p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Mapping
 
 import lamb_paper
 from data.store.entropy import entropy
@@ -20,18 +20,6 @@ GUIDE = "docs/training.md#a-loss-that-does-not-fall"
 _FACTOR = 5  # times more, or less, than the usual rate: rates differ by less that train one model as well
 _HIGH = {"lamb": 0.03, "bertadam": 0.01, "adamw": 0.01}  # small models learn below, whatever the batch
 _BATCH, _RATE = 256, 1e-4  # of Adam: Devlin et al., arXiv:1810.04805, section A.2
-
-
-class Facts(NamedTuple):
-    """A run as it is at `step`: the peak learning rate, sequences a step, the share of masked tokens, and
-    steps without an update."""
-
-    step: int
-    optimizer: str
-    lr: float
-    sequences: float
-    masked: float
-    skipped: int
 
 
 class Stalled:
@@ -61,11 +49,9 @@ class Stalled:
             return None
         level, self._level = self._level, None  # once
         config = self._run.config
-        facts = Facts(
-            step, config.optimization.optimizer, self._run.plan.lr, sequences,
-            config.data.masking.masked_lm_prob, line["skipped_steps"],
-        )  # fmt: skip
-        first, second = reasons(facts)
+        masked, skipped = config.data.masking.masked_lm_prob, line["skipped_steps"]
+        optimizer, lr = config.optimization.optimizer, self._run.plan.lr
+        first, second = reasons(step, optimizer, lr, sequences, masked, skipped)
         shown = "-" if loss is None else format(loss, ".3f")
         return (
             f"the loss does not fall: {name} {shown} at step {step}, and for {self._streak} log intervals "
@@ -74,24 +60,28 @@ class Stalled:
         )
 
 
-def reasons(facts: Facts) -> tuple[str, str]:
-    """The two likeliest reasons of a loss that does not fall: what is unusual first, then what is left."""
-    usual = _RATE * (facts.sequences / _BATCH) ** 0.5
-    if facts.optimizer == "lamb":
-        usual = lamb_paper.scaled_lr(facts.sequences)
+def reasons(
+    step: int, optimizer: str, lr: float, sequences: float, masked: float, skipped: int
+) -> tuple[str, str]:
+    """The two likeliest reasons of a loss that does not fall: what is unusual first, then what is left.
+
+    Args:
+        lr: the peak. sequences: of a step. masked: share of the tokens. skipped: steps without an update.
+    """
+    usual = _RATE * (sequences / _BATCH) ** 0.5
+    if optimizer == "lamb":
+        usual = lamb_paper.scaled_lr(sequences)
     found = []
-    if facts.skipped * 10 > facts.step:
-        found.append(f"{facts.skipped} of {facts.step} steps were skipped, for gradients that are not finite")
-    if facts.lr > max(_FACTOR * usual, _HIGH[facts.optimizer]):
-        found.append(f"--lr {facts.lr:g} is too high (usual: {usual:.2g}, small models a few times that)")
-    elif facts.lr * _FACTOR < usual:
-        found.append(f"--lr {facts.lr:g} is too low (usual: {usual:.2g}, small models a few times that)")
-    if facts.masked > 0.5:
-        found.append(f"--masked_lm_prob {facts.masked:g} hides most of the text; 0.15 to 0.4 are usual")
-    if facts.sequences < 8:
-        found.append(
-            f"steps of {facts.sequences:.3g} sequences are noisy: raise --batch_size or --accumulate"
-        )
-    found.append(f"{facts.step} steps are too few yet")
-    found.append(f"--lr {facts.lr:g} does not suit: try a third of it, and three times as much")
+    if skipped * 10 > step:
+        found.append(f"{skipped} of {step} steps were skipped, for gradients that are not finite")
+    if lr > max(_FACTOR * usual, _HIGH[optimizer]):
+        found.append(f"--lr {lr:g} is too high (usual: {usual:.2g}, small models a few times that)")
+    elif lr * _FACTOR < usual:
+        found.append(f"--lr {lr:g} is too low (usual: {usual:.2g}, small models a few times that)")
+    if masked > 0.5:
+        found.append(f"--masked_lm_prob {masked:g} hides most of the text; 0.15 to 0.4 are usual")
+    if sequences < 8:
+        found.append(f"steps of {sequences:.3g} sequences are noisy: raise --batch_size or --accumulate")
+    found.append(f"{step} steps are too few yet")
+    found.append(f"--lr {lr:g} does not suit: try a third of it, and three times as much")
     return found[0], found[1]

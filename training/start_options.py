@@ -73,21 +73,6 @@ class StartConfig:
             return frozenset(RESETS if self.init_from else ())
         return frozenset(self.reset.split(",")) - {_NONE}
 
-    @property
-    def is_first(self) -> bool:
-        """Whether the run begins with this stage, if it does not resume."""
-        return self.stage is None or self.stage == STAGES[str(self.stages)][0]
-
-    @property
-    def follows_stage_1(self) -> bool:
-        """Whether the run is a stage 2 that needs the end of stage 1 in its own directory."""
-        return self.stages == "2" and self.init_from is None
-
-    @property
-    def stage_resets(self) -> frozenset[str]:
-        """Parts of stage 1's last checkpoint that stage 2 does not take over."""
-        return frozenset(RESETS) - ({OPTIMIZER} if self.keep_optimizer_state else frozenset())
-
 
 def check_start_options(options: argparse.Namespace) -> None:
     """Checks the options of `StartConfig` against each other and against --resume and --start_step.

@@ -4,6 +4,7 @@ update."""
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Callable, Protocol, Sequence
@@ -14,11 +15,174 @@ import numpy as np
 from bert.arrays import on_device
 from bert.model import trained
 from comm.base import Communicator
+from comm.buckets import make_buckets
 from tasks.base import Task
-from training.optimizer.accumulation import Accumulation
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, queued_norm
 from training.optimizer.scaler import NOT_FINITE, LossScaler
-from training.waits import Waits
+
+
+class Accumulation:
+    """Sums of a step's gradients over its micro-batches, in the cheapest way that is right.
+
+    One micro-batch a step: its gradients are the step's. Of several the backward pass adds to the gradients'
+    arrays where the network heeds grad_req "add" (`adds_in_backward`), which costs MXNet's operators no
+    memory and no time. Else the sums are arrays of their own: MXNet does not tell extension operators to add.
+
+    `arrays`: the step's gradients, in the order of the parameters, after the last `after_backward`.
+    `exchanged`: the same as they are averaged over ranks. Neighbours up to `together` bytes are views of one
+    array, so that nothing is copied for that; MXNet takes a write to one of them for a write to all.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[mx.gluon.Parameter],
+        device: mx.Context,
+        micro_batches: int,
+        adds_in_backward: bool,
+        together: int = 0,
+    ):
+        several = micro_batches > 1
+        self._added_to = list(parameters) if several and adds_in_backward else []
+        for parameter in parameters:
+            parameter.grad_req = "add" if self._added_to else "write"
+        gradients = [parameter.grad(device) for parameter in parameters]
+        self._gradients = gradients[:0]
+        if several and not adds_in_backward:
+            self._gradients = gradients
+            gradients = [mx.nd.zeros_like(each) for each in gradients]
+        self.arrays, self.exchanged = _side_by_side(gradients, together)
+        if not self._gradients:
+            for parameter, before, array in zip(parameters, gradients, self.arrays):
+                if array is not before:
+                    parameter._grad = [array]  # as Parameter._init_grad does
+                    mx.autograd.mark_variables([parameter.data(device)], [array], parameter.grad_req)
+        self._empty = True
+
+    def begin(self) -> None:
+        """To be called before the first micro-batch of a step."""
+        self._empty = True
+        for parameter in self._added_to:
+            parameter.zero_grad()
+
+    def after_backward(self) -> None:
+        """To be called after the backward pass of each micro-batch."""
+        for total, gradient in zip(self.arrays, self._gradients):
+            if self._empty:
+                gradient.copyto(total)
+            else:
+                total += gradient
+        self._empty = False
+
+
+def _side_by_side(
+    arrays: Sequence[mx.nd.NDArray], limit: int
+) -> tuple[list[mx.nd.NDArray], list[mx.nd.NDArray]]:
+    """Arrays of the same shapes, zeros, of which neighbours up to `limit` bytes are views of one; and these
+    ones, those that have none among them."""
+    views, whole = list(arrays), []
+    sizes = [(each.dtype.__name__, each.size * np.dtype(each.dtype).itemsize) for each in arrays]
+    for bucket in reversed(make_buckets(sizes, limit)):
+        if len(bucket.indices) == 1:
+            whole.append(arrays[bucket.indices[0]])
+            continue
+        own = [arrays[index] for index in bucket.indices]
+        flat = mx.nd.zeros((sum(each.size for each in own),), ctx=own[0].context, dtype=bucket.dtype)
+        whole.append(flat)
+        start = 0
+        for index, each in zip(bucket.indices, own):
+            views[index] = flat[start : start + each.size].reshape(each.shape)
+            start += each.size
+    return views, whole
+
+
+MOST = 8  # ranks in a line of the metrics
+SHARE = 0.1  # of a step: a rank that costs more is named
+FACTOR = 3.0  # and more than each other rank by this factor: all ranks are late now and then
+STEPS = 20  # so many steps, at least, are judged together
+
+
+class Waits:
+    """The time that the other ranks wait for each rank; the same on every rank but for its own time.
+
+    All ranks leave an agreement at about the same moment. Two times are taken from there: when a rank begins
+    its next step, after data and metrics, and when its own gradients are there. All losses wait for the last
+    rank to begin, whose denominators they need, and all averages for the last one to be ready. What the
+    latest time exceeds the second latest by is time that all others wait for one rank; of a rank that is last
+    twice in a step the longer one counts, since who begins late is late with its gradients, too. Durations
+    are compared, so that clocks may differ. The times of a step travel with the next step's loss, in an
+    exchange that is made anyway.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self._rank, self._size = rank, size
+        self._agreed: float | None = None
+        self._own = [0.0, 0.0]  # seconds to the beginning and to the gradients of the last step
+        self._next = 0.0
+        self._costs = np.zeros(size)  # seconds since the last line of the metrics
+        self._judged, self._steps, self._seconds = np.zeros(size), 0, 0.0
+        self._named: set[int] = set()
+
+    def agreed(self) -> None:
+        """Takes note that all ranks have agreed."""
+        self._agreed = time.monotonic()
+
+    def interrupted(self) -> None:
+        """Leaves the next step out: what came before it, such as an evaluation, is no part of one."""
+        self._agreed = None
+
+    def times(self) -> list[float]:
+        """This rank's times of the last step in its places, and 0 in those of others, to be added up; asked
+        before they are taken anew."""
+        return [own if rank == self._rank else 0.0 for own in self._own for rank in range(self._size)]
+
+    def begun(self) -> None:
+        """Takes note that this rank begins a step."""
+        self._next = self._since()
+
+    def ready(self) -> None:
+        """Takes note that its own gradients are there."""
+        self._own = [self._next, self._since()]
+
+    def _since(self) -> float:
+        return 0.0 if self._agreed is None else time.monotonic() - self._agreed
+
+    def add(self, times: Sequence[float]) -> None:
+        """Takes the times of all ranks of one step, in seconds: (2 * size,), as the sums of `times`."""
+        if self._size == 1:
+            return
+        costs = np.zeros(self._size)
+        for of_ranks in np.reshape(times, (2, self._size)):
+            second, last = np.argsort(of_ranks, kind="stable")[-2:]
+            costs[last] = max(costs[last], of_ranks[last] - of_ranks[second])
+        self._costs += costs
+
+    def of_interval(self, steps: int, seconds: float) -> dict[str, float]:
+        """Seconds a step that others have waited for a rank since the last call, by rank, of the MOST for
+        which they have waited longest. `steps` and `seconds`: of the interval."""
+        costs, self._costs = self._costs, np.zeros(self._size)
+        self._judged += costs
+        self._steps += steps
+        self._seconds += seconds
+        longest = [int(rank) for rank in np.argsort(-costs, kind="stable")[:MOST] if costs[rank] > 0]
+        return {str(rank): round(costs[rank] / steps, 6) for rank in sorted(longest)}
+
+    def slow_rank(self) -> str | None:
+        """A sentence on a rank that holds the others up, once for each; None where there is none, or the
+        steps since the last answer are too few."""
+        if self._steps < STEPS:
+            return None
+        costs, steps, seconds = self._judged, self._steps, self._seconds
+        self._judged, self._steps, self._seconds = np.zeros(self._size), 0, 0.0
+        slowest = int(np.argmax(costs))
+        others = float(np.delete(costs, slowest).max(initial=0.0))
+        cost = float(costs[slowest])
+        if cost <= SHARE * seconds or cost <= FACTOR * others or slowest in self._named:
+            return None
+        self._named.add(slowest)
+        return (
+            f"rank {slowest} is slow: the others have waited for it {cost / seconds:.0%} of the time, "
+            f"{cost / steps:.3g} s a step"
+        )
 
 
 @dataclass(frozen=True)
@@ -182,7 +346,12 @@ class TrainStep:
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm of the whole model's gradient as it is, with its factors, the same on all ranks."""
-        counted = self._counted_norm(gradients) if self._counts else math.inf
+        counted = math.inf
+        if self._counts:
+            names, squares = self._network.counted_squares()
+            rest = [each for name, each in zip(self._names, gradients) if name not in names]
+            others = queued_norm(rest, native=True)  # before the wait for the device
+            counted = math.hypot(math.sqrt(squares.asscalar()), others.asscalar())
         if not math.isfinite(counted):  # a sum of squares leaves float32 long before its root does
             return global_norm(gradients, self._optimizer.native)
         if not self._counts_right:
@@ -191,12 +360,6 @@ class TrainStep:
                 raise RuntimeError(f"the backward pass has counted a norm of {counted:g}, which is {norm:g}")
             self._counts_right = True
         return counted  # in the first step, too: a resumed run has the same bits
-
-    def _counted_norm(self, gradients: list[mx.nd.NDArray]) -> float:
-        counted, squares = self._network.counted_squares()
-        rest = [each for name, each in zip(self._names, gradients) if name not in counted]
-        others = queued_norm(rest, native=True)  # before the wait for the device
-        return math.hypot(math.sqrt(squares.asscalar()), others.asscalar())
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         factors = self._factors(batches, self._communicator)

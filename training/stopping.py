@@ -52,7 +52,7 @@ def code_of(number: int) -> int:
 def end_at_signals() -> None:
     """Lets signals end the process: there is nothing to be closed yet."""
     for number in SIGNALS:
-        signal.signal(number, _end)
+        signal.signal(number, lambda number, frame: os._exit(code_of(number)))
 
 
 def leave_at_signals() -> None:
@@ -104,10 +104,6 @@ class StopRequest:
         if number == signal.SIGINT and self.exit_code is not None:
             raise KeyboardInterrupt
         self.exit_code = code_of(number)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(code_of(number))
 
 
 class _Leaving:

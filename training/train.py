@@ -11,22 +11,16 @@ from base.errors import RUN_AGAIN
 from comm.base import Communicator
 from tasks.base import Task
 from training.agreement import agree, describe
-from training.config import RunConfig
-from training.device import choose_computing
 from training.loop import Loop
+from training.model import choose_computing
 from training.pipeline.ranks import Ranks, check_same, place_ranks
-from training.results.of_run import figures_of, recording
+from training.results.of_run import recording
 from training.results.record import FINISHED, UNFINISHED
-from training.run import Run, open_run
-from training.run_inputs import Part, RunInputs
+from training.run import open_run
+from training.run_inputs import Part
 from training.start.lock import after_stage_1, locked, settle
 from training.start.start import Start, processes_to_count
 from training.stopping import StopRequest
-
-
-def train(config: RunConfig, inputs: RunInputs, task: Task, communicator: Communicator) -> int:
-    """`train_stages` for a run without stages."""
-    return train_stages([Part(config, inputs)], task, communicator)
 
 
 def train_stages(
@@ -85,10 +79,13 @@ def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopR
     """
     with contextlib.ExitStack() as stack:
         run = open_run(part, start, task, ranks, stack)
-        if run.feed is None:
-            _evaluate_alone(run)
+        if run.feed is None:  # a results.json where that is a result of its own
+            alone = run.inputs.about.main_score is not None
+            with recording(run) if alone else contextlib.nullcontext(lambda status: None) as finish:
+                run.evaluate(start.step)
+                finish(FINISHED)
             return 0, start.step
-        with recording(run) as recorder:
+        with recording(run) as finish:
             loop = Loop(run, stop)
             with loop.rescue:
                 code = loop.to_the_end()
@@ -102,18 +99,8 @@ def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopR
                         f"{why} at the end of stage 1, step {loop.step}; --resume begins stage 2"
                     )
                     code = RUN_AGAIN if keep_going else 143 if no_interrupt else 130
-            recorder.update(**figures_of(run), status=UNFINISHED if code or more else FINISHED)
+            finish(UNFINISHED if code or more else FINISHED)
         return code, loop.step
-
-
-def _evaluate_alone(run: Run) -> None:
-    """Evaluates a run that does not train, with a results.json where that is a result of its own."""
-    if run.inputs.about.main_score is None:
-        run.evaluate(run.start.step)
-        return
-    with recording(run) as recorder:
-        run.evaluate(run.start.step)
-        recorder.update(**figures_of(run), status=FINISHED)
 
 
 def _check_ahead(part: Part, first: Part, processes: int, communicator: Communicator) -> None:

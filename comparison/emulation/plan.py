@@ -33,8 +33,7 @@ from comparison.projection.model import COLOCATED, MIXED, PLACEMENTS, BytePS, Fl
 from comparison.projection.workload import ELEMENT_BYTES, Part, Workload, bert_parts
 from hosts.launching.parts import Rendezvous, plan_parts
 from hosts.mpirun import AS_ROOT
-from training.profiling.kinds import COMMUNICATION, OPTIMIZER
-from training.profiling.trace import read_trace
+from training.profiling.trace import COMMUNICATION, OPTIMIZER, read_trace
 
 RANK = ROOT / "comparison" / "emulation" / "rank.py"
 MOST_HOSTS = 64

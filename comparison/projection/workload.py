@@ -18,7 +18,7 @@ from base.json_files import read_json_object
 from bert.configuration import BertConfig, recorded_config
 from bert.flops import BACKWARD, forward_flops, size_of
 from comparison.runs.record import PROFILED, TIMED, Record
-from training.profiling.kinds import OPTIMIZER
+from training.profiling.trace import OPTIMIZER
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary
 FORWARD_SHARE = 1 / (1 + BACKWARD)  # of the time of a forward and backward pass

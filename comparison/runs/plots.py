@@ -25,8 +25,7 @@ from comparison.runs.results import Breakdown, Results
 from comparison.runs.sections import short_reason
 from comparison.settings import Group, Setting
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
-from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
-from training.profiling.trace import COPYING, DATA_WAIT
+from training.profiling.trace import ATTENTION, COMMUNICATION, COPYING, DATA_WAIT, KINDS, OPTIMIZER, PRODUCTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -58,35 +58,26 @@ class TrainingTexts:
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluationTexts:
+class EvaluationTexts(TrainingTexts):
     """The texts of several sets, one after the other; `features` have no labels. Predictions are written
     into `folder`."""
 
-    features: Features
     sets: tuple[EvaluationSet, ...]
     labelling: Labelling
     folder: str
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each, int32 (N,)."""
-        return self.features.lengths()
-
     def collate(self, examples: np.ndarray, padded: int) -> Batch:
         """The examples with these numbers as a batch; those without a label have -1, or NaN."""
-        return self.features.collate(examples, padded)._replace(labels=self._labels()[examples])
+        dtype, missing = (np.int32, -1) if self.labelling.labels else (np.float32, np.nan)
+        labels = [
+            np.full(each.size, missing, dtype) if each.labels is None else each.labels.astype(dtype)
+            for each in self.sets
+        ]
+        return super().collate(examples, padded)._replace(labels=np.concatenate(labels)[examples])
 
     def collector(self) -> OutputCollector:
         """A collector of the outputs."""
         return OutputCollector(self)
-
-    def _labels(self) -> np.ndarray:
-        dtype, missing = (np.int32, -1) if self.labelling.labels else (np.float32, np.nan)
-        parts = [
-            np.full(each.size, missing, dtype) if each.labels is None else each.labels.astype(dtype)
-            for each in self.sets
-        ]
-        return np.concatenate(parts)
 
 
 class OutputCollector:

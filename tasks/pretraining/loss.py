@@ -1,9 +1,16 @@
-"""BERT and both of its losses as one hybrid block: MXNet then plans one graph for the forward pass."""
+"""BERT and both of its losses as one hybrid block, on MXNet's operators and on the fused CPU operators: MXNet
+then plans one graph for the forward pass."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping
 
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import BertConfig, Dropout
+from bert.fused import FusedBert, Layers, SameValues
+from bert.part import ModelPart
+from bert.weights.names import DECODER, EMBEDDING
 from tasks.networks import PlainBert
 
 SUMS = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")  # the order of the second output
@@ -70,3 +77,116 @@ def losses(
     loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
     sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits * masked_weights), F.sum(nsp_hits), dim=0)
     return loss, F.BlockGrad(sums)
+
+
+_SAME = "decoder's word embedding"
+
+
+class FusedPretrainingLoss(FusedBert):
+    """The losses of tasks.pretraining.loss.PretrainingLoss, with its inputs, outputs and parameters.
+
+    It differs in rounding, in the random numbers behind dropout, and in the work that it leaves out: above
+    its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
+
+    Where it has all of BERT, the word embedding, if it is the decoder's weight, has one gradient from one
+    operator. Parts leave it to MXNet to add two, to the same bits.
+    """
+
+    def __init__(
+        self,
+        bert: BERTModel,
+        config: BertConfig,
+        dtype: str,
+        dropout: float | Dropout,
+        part: ModelPart | None = None,
+    ):
+        products = ["decoder.0.weight"] if part is None or part.last else []
+        super().__init__(bert, config, dtype, dropout, products, part)
+        self.one_word_gradient = part is None and config.tied
+        if self.one_word_gradient:
+            decoder = SameValues(f"{self.prefix}decoder_weight", self._reg_params[EMBEDDING])
+            self.params.update({decoder.name: decoder})
+            self._reg_params[_SAME] = decoder
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        input_ids: Any,
+        segment_ids: Any,
+        valid_lengths: Any,
+        masked_positions: Any,
+        masked_ids: Any,
+        masked_weights: Any,
+        next_sentence_labels: Any,
+        mlm_factor: Any,
+        nsp_factor: Any,
+        **weights: Any,
+    ) -> tuple[Any, Any]:
+        layers = self.layers(F, weights)
+        rows = decoder = None
+        if self.one_word_gradient:
+            rows, decoder = layers.words(input_ids, valid_lengths, masked_ids)
+        x = layers.embed(input_ids, segment_ids, valid_lengths, rows)
+        x = self.through(layers, x, valid_lengths, masked_positions)
+        labels = (masked_ids, masked_weights, next_sentence_labels)
+        return self.losses(layers, x, labels, (mlm_factor, nsp_factor), decoder)
+
+    def losses(
+        self,
+        layers: Layers,
+        x: Any,
+        labels: tuple[Any, Any, Any],
+        factors: tuple[Any, Any],
+        decoder: Any = None,
+    ) -> tuple[Any, Any]:
+        """The outputs, from the first and the masked tokens above all layers, (B, 1 + P, units).
+
+        `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor;
+        `decoder`: from Layers.words, None where the decoder's weight has a gradient of its own."""
+        F = layers.F
+        masked_ids, masked_weights, next_sentence_labels = labels
+        mlm_factor, nsp_factor = factors
+        classified = classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
+        nsp_losses = next_sentence_losses(F, classified, next_sentence_labels)
+        nsp_hits = F.broadcast_equal(
+            F.argmax(classified, axis=-1), F.cast(next_sentence_labels, dtype="float32")
+        )
+        masked = F.slice_axis(x, axis=1, begin=1, end=None)
+        mlm_sum, mlm_hits = self._decode(layers, masked, masked_ids, masked_weights, decoder)
+        nsp_sum = F.sum(nsp_losses)
+        loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
+        sums = F.concat(mlm_sum, nsp_sum, mlm_hits, F.sum(nsp_hits), dim=0)
+        return loss, F.BlockGrad(sums)
+
+    def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any, decoder: Any) -> tuple[Any, Any]:
+        """(B, P, U) -> sums of losses and hits (1,)."""
+        F, weights = layers.F, layers.weights
+        hidden = F.reshape(transform(layers, masked), shape=(-3, 0))
+        of_decoder = [] if decoder is None else [decoder]
+        weight = decoder_weight(weights) if decoder is None else weights[_SAME]
+        losses, hits, *unread = F.bert_decode_loss(
+            hidden, weight, weights["decoder.3.bias"],
+            F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), *of_decoder,
+            deferred=len(of_decoder), dtype=layers.dtype,
+        )  # fmt: skip
+        loss = F.bert_unread(F.sum(losses), *unread, outputs=len(unread))
+        return loss, F.sum(hits)
+
+
+def classify(layers: Layers, first: Any, units: int) -> Any:
+    """Pooler and next-sentence classifier, (B, 1, U) -> (B, 2): products of B rows, too small to matter."""
+    F, weights = layers.F, layers.weights
+    pooled = F.FullyConnected(first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=units)
+    return F.FullyConnected(
+        F.tanh(pooled), weights["classifier.weight"], weights["classifier.bias"], num_hidden=2
+    )
+
+
+def decoder_weight(weights: Mapping[str, Any]) -> Any:
+    """Of the masked-LM head: the word embedding, or a weight of its own."""
+    return weights[DECODER if DECODER in weights else EMBEDDING]
+
+
+def transform(layers: Layers, masked: Any) -> Any:
+    """The masked-LM head before its product with `decoder_weight`, (B, P, U) -> the same."""
+    return layers.layer_norm(layers.activated(masked, "decoder.0"), "decoder.2")

@@ -17,8 +17,7 @@ from gluonnlp.model.bert import BERTModel
 from bert.configuration import LAYER_NORM_EPSILON, Dropout
 from bert.part import ModelPart, held_parameters
 from tasks.networks import PlainBert
-from tasks.pretraining.fused import FusedPretrainingLoss
-from tasks.pretraining.loss import losses
+from tasks.pretraining.loss import FusedPretrainingLoss, losses
 
 _HIDDEN = 2  # operators of a layer that drop activations: both branches beside the residual
 

@@ -15,8 +15,7 @@ from bert.model import HEADS
 from bert.part import ModelPart
 from data.pretraining.sources import Batch
 from tasks.base import DividedTask, Figures, Floors, Panel, ratio
-from tasks.pretraining.fused import FusedPretrainingLoss
-from tasks.pretraining.loss import SUMS, PretrainingLoss
+from tasks.pretraining.loss import SUMS, FusedPretrainingLoss, PretrainingLoss
 from tasks.pretraining.stages import FusedStage, PlainStage
 
 LEAST_GAIN = 0.005  # nats; of many sequences any less would be significant, and mean nothing

@@ -11,8 +11,7 @@ from bert.model import build_model, initialize, trainable
 from bert.part import ModelPart
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
-from tasks.pretraining.fused import FusedPretrainingLoss
-from tasks.pretraining.loss import PretrainingLoss
+from tasks.pretraining.loss import FusedPretrainingLoss, PretrainingLoss
 from tests.training.tiny import (
     TASK,
     gradients,
@@ -23,7 +22,7 @@ from tests.training.tiny import (
     same_bits,
     weights,
 )
-from training.evaluation import evaluate, forward
+from training.metrics import evaluate, forward
 
 pytestmark = pytest.mark.usefixtures("fused_operators")
 VOCAB_SIZE = 50

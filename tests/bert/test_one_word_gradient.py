@@ -11,7 +11,7 @@ from bert.configuration import named_config
 from bert.part import whole
 from bert.weights.names import EMBEDDING
 from data.pretraining.sources import Batch
-from tasks.pretraining.fused import FusedPretrainingLoss
+from tasks.pretraining.loss import FusedPretrainingLoss
 from tests.bert.test_fused import losses, pair
 from tests.training.tiny import (
     TASK,

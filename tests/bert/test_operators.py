@@ -12,8 +12,7 @@ from base.errors import InputError
 from bert.configuration import named_config
 from bert.model import build_model, initialize
 from bert.operators import choose_operators, load_operators
-from tasks.pretraining.fused import FusedPretrainingLoss
-from tasks.pretraining.loss import PretrainingLoss
+from tasks.pretraining.loss import FusedPretrainingLoss, PretrainingLoss
 from tasks.pretraining.task import Pretraining
 from tests.processes import run_command
 

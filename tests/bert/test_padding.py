@@ -17,7 +17,7 @@ from bert.operators import check_fused
 from bert.weights.names import names_of
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
-from tasks.pretraining.fused import FusedPretrainingLoss
+from tasks.pretraining.loss import FusedPretrainingLoss
 from tasks.pretraining.scores import FusedScores
 from tests.bert import reference
 from tests.bert.test_fused import losses, pair
@@ -30,7 +30,7 @@ from tests.training.tiny import (
     same_bits,
     weights,
 )
-from training.evaluation import evaluate, forward
+from training.metrics import evaluate, forward
 
 pytestmark = pytest.mark.usefixtures("fused_operators")
 MODEL, VOCAB_SIZE = "bert_2_32_4", 50

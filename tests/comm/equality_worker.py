@@ -27,7 +27,7 @@ from bert.model import trainable
 from comm.base import Communicator
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
-from tasks.pretraining.fused import FusedPretrainingLoss
+from tasks.pretraining.loss import FusedPretrainingLoss
 from tests.training.tiny import make_step, random_batch, tiny_network, weights
 from training.optimizer.scaler import DynamicScaler
 from training.step import TrainStep
@@ -110,7 +110,8 @@ def train(communicator: Communicator, accumulate: int, path: Path, world: World)
     operators = "fused" if mx.context.current_context().device_type == "cpu" else "mxnet"
     network = tiny_network(seed=communicator.rank, spread=0.1, operators=operators)
     communicator.broadcast([parameter.data() for parameter in trainable(network.bert).values()])
-    scaler = DynamicScaler(growth_interval=GROWTH_INTERVAL)
+    scaler = DynamicScaler()
+    scaler.growth_interval = GROWTH_INTERVAL
     take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
     seen: dict[str, list[Any]] = {"sums": [], "grad_norm": [], "applied": [], "scale": []}
     for step in range(1, STEPS + 1):

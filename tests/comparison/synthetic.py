@@ -9,8 +9,7 @@ from typing import Any, Mapping, Sequence
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, all_settings
 from training.profiling.breakdown import EXPOSED, PARTS
-from training.profiling.kinds import ATTENTION, OPTIMIZER, PRODUCTS
-from training.profiling.trace import DATA_WAIT
+from training.profiling.trace import ATTENTION, DATA_WAIT, OPTIMIZER, PRODUCTS
 
 STEPS, WARM_UP, LOG = 60, 20, 10
 TOKENS, PADDED, SEQUENCES = 950, 1000, 40  # a step and a worker

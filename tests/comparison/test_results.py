@@ -19,7 +19,7 @@ from tests.comparison.synthetic import (
     record,
 )
 from training.profiling.breakdown import EXPOSED
-from training.profiling.kinds import PRODUCTS
+from training.profiling.trace import PRODUCTS
 
 ONE, TWO = Setting("hvd_mpi", 1, "float32", 512), Setting("hvd_mpi", 2, "float32", 512)
 OTHER = Setting("byteps", 2, "float32", 512)

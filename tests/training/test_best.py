@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import training.best
+import training.last_good
 import training.loop
 import training.run
 import training.saving
@@ -18,7 +18,7 @@ from tests.training.test_stages import Interrupted, stop_in
 from training.checkpoint import BEST_FILE, Kept, best_step, list_steps
 from training.report import Reporter
 from training.saving import Saver
-from training.start.weights import find_weights
+from training.start.initial import find_weights
 
 LOSS = "eval_mlm_loss"
 STEPS, EVERY = 11, 5
@@ -69,8 +69,8 @@ def test_it_has_the_parameters_of_its_step(whole, corpus, tmp_path):
     [
         (training.saving, "save", 1, True),
         (training.saving, "save", 3, True),
-        (training.best, "replacing", 1, True),
-        (training.best, "replacing", 2, True),
+        (training.last_good, "replacing", 1, True),
+        (training.last_good, "replacing", 2, True),
         (training.run, "evaluate", EVERY, True),
         (training.loop.Loop, "_take", 9, True),
         (training.run, "evaluate", STEPS, True),

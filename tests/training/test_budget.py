@@ -11,11 +11,10 @@ import pytest
 
 from base.errors import InputError
 from tests.processes import ROOT, run_ranks, start_ranks, wait_for_file
-from training.budget import BITS, TICKS, Budget
 from training.metrics import Stopwatch
 from training.optimizer.schedule import Schedule
 from training.options import parse_options, run_config
-from training.plan import make_plan
+from training.plan import BITS, TICKS, Budget, make_plan
 from training.report import read_metrics
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"

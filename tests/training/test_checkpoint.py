@@ -94,11 +94,11 @@ def test_states_are_an_ordinary_npz(tmp_path: Path) -> None:
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     whole: dict[str, Any] = {"parameters": arrays(1), "states": {}, "facts": {}}
     for wrong in (
-        *({"facts": each} for each in ({"step": 3}, {"loss": float("nan")}, {"path": Path()})),
+        *({"facts": each} for each in ({"loss": float("nan")}, {"path": Path()})),
         *({"parameters": {"a": each}} for each in (np.array([None]), np.zeros((0, 3), np.float32))),
         {"states": {"a": np.array([{}])}},
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises((ValueError, TypeError)):
             checkpoint.save(str(tmp_path), 1, **{**whole, **wrong})
         assert list(tmp_path.iterdir()) == []
 
@@ -115,7 +115,7 @@ def test_newest_and_list(tmp_path: Path) -> None:
     (tmp_path / "options.json").touch()
     assert checkpoint.list_steps(str(tmp_path)) == [9, 20, 10_000_000]
     assert newest(tmp_path) == (10_000_000, [])
-    assert checkpoint.load_step(str(tmp_path), 9, pytest.fail).step == 9
+    assert checkpoint.load_step(str(tmp_path), 9).step == 9
 
 
 def flip(content: bytes, position: int, bit: int = 0) -> bytes:
@@ -140,14 +140,14 @@ def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, extension: 
         step, messages = newest(tmp_path)
         assert step == 1 and len(messages) == 1 and path.name in messages[0]
         with pytest.raises(InputError, match=path.name):
-            checkpoint.load_step(str(tmp_path), 2, pytest.fail)
+            checkpoint.load_step(str(tmp_path), 2)
     path.unlink()
     step, messages = newest(tmp_path)
     assert step == 1 and len(messages) == 1
     assert ("0000002.params" if extension == ".json" else path.name) in messages[0]
     if extension != ".json":
         with pytest.raises(InputError, match=path.name):
-            checkpoint.load_step(str(tmp_path), 2, pytest.fail)
+            checkpoint.load_step(str(tmp_path), 2)
 
 
 def test_no_flipped_bit_of_the_manifest_changes_what_is_read(tmp_path: Path) -> None:
@@ -187,10 +187,8 @@ def test_states_that_are_no_archive(tmp_path: Path) -> None:
 def test_bare_params_file_of_gluonnlp(tmp_path: Path) -> None:
     model = random_bert()
     model.save_parameters(str(tmp_path / "0000040.params"))
-    messages: list[str] = []
-    found = checkpoint.load_step(str(tmp_path), 40, messages.append)
+    found = checkpoint.load_step(str(tmp_path), 40)
     assert (found.step, found.manifest, found.states_path) == (40, None, None)
-    assert len(messages) == 1 and "0000040.params" in messages[0] and "zero" in messages[0]
     assert read_index(found.params_path)["word_embed.0.weight"].shape == (60, 32)
     with pytest.raises(ValueError), found.open_states():
         pass
@@ -200,11 +198,11 @@ def test_bare_params_file_of_gluonnlp(tmp_path: Path) -> None:
 
 def test_step_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--start_step 5.*there is none"):
-        checkpoint.load_step(str(tmp_path), 5, pytest.fail)
+        checkpoint.load_step(str(tmp_path), 5)
     save(tmp_path, 1)
     save(tmp_path, 2)
     with pytest.raises(InputError, match="--start_step 5.*available: 1, 2"):
-        checkpoint.load_step(str(tmp_path), 5, pytest.fail)
+        checkpoint.load_step(str(tmp_path), 5)
 
 
 # What is deleted, and what is replaced

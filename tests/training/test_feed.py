@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from base.errors import InputError
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
-from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.vocab import load_vocab
-from tests.data.token_stores import build_store
 from tests.training.tiny import Heard
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
@@ -135,28 +131,6 @@ class TestText:
         assert not rows[0] & rows[1]
         assert rows[0] | rows[1] == rows[2], "the first 24 sequences of the same order"
 
-    def test_bytes_that_are_not_utf8(self):
-        Path("bad.txt").write_bytes(b"a b\nc d\n\ncaf\xe9 e\nf g\n")
-        with pytest.raises(InputError, match=r"bad\.txt.*line 4.*UTF-8"):
-            Prepared("--data train.txt,bad.txt").training()
-        feed = Prepared("--data train.txt,bad.txt --skip_bad_records").training()
-        assert take(feed, 1)
-
-    def test_a_prepared_store_gives_the_same_batches(self):
-        vocabulary = load_vocab("vocab.txt")
-        build_store(["train.txt"], TokenizerSettings(vocabulary), "store")
-        prepared = Prepared("--data store")
-        assert prepared.inputs.train.kind == "store"
-        assert same(take(prepared.training(), 5), take(Prepared("--data train.txt").training(), 5))
-
-    def test_static_masks(self):
-        batches = []
-        for flag in ("", "--static_masks"):
-            feed = Prepared(f"--data train.txt --num_buckets 1 --batch_size 512 {flag}").training()
-            batches.append(take(feed, 2))  # an epoch each
-        rows = [[{row.tobytes() for row in batch.input_ids} for batch in epochs] for epochs in batches]
-        assert rows[0][0] != rows[0][1] and rows[1][0] == rows[1][1]
-
     def test_the_time_spent_waiting_is_counted(self):
         feed = Prepared("--data train.txt").training()
         assert feed.waited == 0
@@ -220,16 +194,6 @@ class TestEvaluation:
         found = own(begin)
         seen = np.concatenate([batch.input_ids[:, 1] for batch in found])
         assert sorted(seen) == sorted(instances(20)["input_ids"][:, 1])
-
-
-def test_a_bad_value_is_one_line_naming_file_and_instance():
-    arrays = instances(4)
-    arrays["input_ids"][2, 3] = len(WORDS)
-    np.savez("eval.npz", **arrays)
-    with pytest.raises(InputError, match=r"eval\.npz.*2"):
-        Prepared("--data_eval eval.npz --eval_use_npz").evaluation()
-    found = Prepared("--data_eval eval.npz --eval_use_npz --skip_bad_records").evaluation()
-    assert sum(len(batch.input_ids) for batch in own(found)) == 3
 
 
 def test_npz_files_for_training_are_divided_too():

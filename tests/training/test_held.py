@@ -16,8 +16,8 @@ from comm.local import LocalCommunicator
 from tests.processes import ROOT, start_ranks, until, wait_for_file
 from tests.training.small_runs import SANE, command, trained
 from training.checkpoint import list_steps
-from training.start.decision import check_start
 from training.start.lock import LOCK_FILE, locked
+from training.start.start import check_start
 
 LOCAL = LocalCommunicator()
 

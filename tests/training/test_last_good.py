@@ -15,6 +15,7 @@ from tests.training.test_checkpoint_facts import signed
 from training import checkpoint as checkpoint_module
 from training import run as run_module
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
+from training.optimizer import scaler
 from training.optimizer.scaler import DynamicScaler
 from training.report import read_metrics
 
@@ -109,8 +110,12 @@ class TestLossScale:
     @pytest.fixture(autouse=True)
     def scaled(self, monkeypatch):
         """float16 does not compute on CPUs: the scale overflows float32 instead, and becomes less by 2**5."""
-        scaler = lambda: DynamicScaler(initial=2.0**127, factor=2.0**5, ceiling=2.0**127, growth_interval=4)  # noqa: E731
-        monkeypatch.setattr(run_module, "StaticScaler", scaler)
+
+        class Scaler(DynamicScaler):
+            factor, growth_interval, ceiling = 2.0**5, 4, 2.0**127
+
+        monkeypatch.setattr(scaler, "CEILING", 2.0**127)
+        monkeypatch.setattr(run_module, "LossScaler", lambda: Scaler(2.0**127))
         monkeypatch.setitem(checkpoint_module._ENTRIES, "scaler", (lambda state: True, "any"))
 
     def test_a_checkpoint_comes_with_the_first_step_that_counts(self, tmp_path):
@@ -136,7 +141,7 @@ class TestLossScale:
 
 
 def test_the_scale_is_searched_until_its_floor():
-    scaler = DynamicScaler(initial=4.0)
+    scaler = DynamicScaler(4.0)
     found = []
     for finite in (False, False, False, True):
         scaler.update(finite)

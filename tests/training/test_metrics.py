@@ -14,8 +14,7 @@ from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.loss import SUMS
 from tests.training.tiny import TASK, joined, random_batch, tiny_network
-from training.evaluation import evaluate, forward
-from training.metrics import Gathered, Stopwatch, Totals, figures
+from training.metrics import Gathered, Stopwatch, Totals, evaluate, figures, forward
 
 
 @pytest.fixture
@@ -101,13 +100,6 @@ def test_the_standard_error_needs_some_samples(batches):
     step = (batches, [20, 6, 4, 5], True)
     assert figures(TASK, totals_of(*[step] * 7))["mlm_loss_se"] is None
     assert figures(TASK, totals_of(*[step] * 8))["mlm_loss_se"] == pytest.approx(0, abs=1e-6)
-
-
-def test_reset_begins_a_new_interval(batches):
-    totals = Totals(TASK, mx.cpu())
-    totals.add(batches, mx.nd.array([1, 2, 3, 4]))
-    totals.reset()
-    assert {value for part in totals.over_ranks(LocalCommunicator()) for value in part.values()} == {0.0}
 
 
 def test_the_stopwatch_does_not_count_pauses():

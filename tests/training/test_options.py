@@ -12,8 +12,7 @@ from bert.configuration import BertConfig, parse_model
 from data.options import MAX_POSITIONS
 from tests.processes import ROOT
 from training.config import PUBLISHED_VOCABULARIES
-from training.gluonnlp_options import NOT_HERE, TAKEN
-from training.options import TABLE, parse_options, run_config
+from training.options import NOT_HERE, TABLE, TAKEN, parse_options, run_config
 
 # name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
 NEW = object()  # the default differs: left out, the value is worked out for the run

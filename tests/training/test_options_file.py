@@ -61,17 +61,13 @@ def test_an_option_is_what_the_command_line_makes_of_its_text(name, write):
     "line, name, value",
     [
         ("lr: 1e-3", "lr", 1e-3),  # a string in YAML 1.1
-        ("lr: 1.e-3", "lr", 1e-3),
         ("lr: '0.5'", "lr", 0.5),
         ("lr: 1", "lr", 1.0),  # an int there
         ("batch_size: 010", "batch_size", 10),  # 8 there
         ("data: no", "data", "no"),  # false there
         ("data: 2001-01-01", "data", "2001-01-01"),  # a date
-        ("data: 12:30", "data", "12:30"),  # 750
-        ("data: 'null'", "data", "null"),
         ('data: "true"', "data", "true"),
         ("data: [a-*.txt, 'b c.txt']", "data", "a-*.txt,b c.txt"),
-        ("data:\n- a\n- b", "data", "a,b"),
         ("data: !!str 5", "data", "5"),
         ("data: >-\n  a\n  b", "data", "a b"),
         ("data: x\nvocab: null", "vocab", None),
@@ -121,18 +117,14 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("help: true", ["'help'"]),
         ("lr: 3\n\nlr: 4", ["line 3", "lr", "line 1"]),
         ("lr: fast", ["line 1", "--lr", "'fast'"]),
-        ("lr: true", ["line 1", "--lr", "'true'"]),
         ("lr: [1, 2, 3]", ["--lr", "'1,2,3'"]),
         ("data: x\nnum_steps: 1.5", ["line 2", "--num_steps", "'1.5'"]),
         ("num_steps: 1_0", ["line 1", "--num_steps", "'1_0'"]),  # 10 in YAML 1.1, and for Python
-        ("lr: 1_0.5", ["line 1", "--lr", "'1_0.5'"]),
         ("lr: [0.1, 1_0]", ["line 1", "--lr", "'1_0'"]),
-        ("num_steps: \u0661\u0660", ["line 1", "--num_steps"]),  # Arabic digits
         ("num_steps: --", ["line 1", "--num_steps", "'--'"]),
         ("optimizer: sgd", ["--optimizer", "'sgd'", "lamb"]),
         ("raw: yes", ["raw", "'yes'", "true or false"]),
         ("raw: 'true'", ["raw", "true or false"]),
-        ("raw: 1", ["raw", "'1'"]),
         ("raw: [true]", ["raw", "sequence"]),
         ("data: {a: b}", ["data", "one value"]),
         ("data: []", ["data", "one value"]),
@@ -146,12 +138,10 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("lr: 1\n\tdata: 2", ["line 2", "no YAML"]),
         ("a: 1\n---\nb: 2", ["no YAML"]),
         ("- lr", ["holds no options"]),
-        ("lr", ["holds no options"]),
         ("", ["holds no options"]),
         pytest.param("[" * 5_000, ["nested too deeply"], id="nested"),
         pytest.param("data: " + "x" * 70_000, ["65,536 bytes"], id="large"),
         (b"\xff\xfe\x00", ["no YAML"]),
-        (b"data: \x80", ["no YAML"]),
         (b"data: a\x00b", ["no YAML"]),
         ("a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]", ["'a'"]),
     ],

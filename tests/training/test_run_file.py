@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 
-import mxnet as mx
 import pytest
 import yaml
 
@@ -12,12 +11,11 @@ from bert.flops import BACKWARD, Size, forward_flops
 from comm.local import LocalCommunicator
 from tests.processes import ROOT, run_ranks
 from tests.training.test_options_file import options
-from training.metrics import Totals
 from training.options import parse_options, run_config
 from training.plan import make_plan
 from training.profiling.profiler import TracePlan
 from training.report import read_metrics
-from training.run_file import write_run_file
+from training.run import write_run_file
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"
 PEAK = 0.05  # 10^12 operations a second
@@ -109,15 +107,6 @@ def test_learning_rates_of_the_run_are_wsds(first):
     folder, _ = first
     rates = {each["step"]: each["lr"] for each in read_metrics(str(folder / "first"))}
     assert rates == pytest.approx({10: 0.01, 20: 0.01 * (1 - (5 / 15) ** 0.5), 30: 0.0})
-
-
-def test_operations_are_summed_over_ranks_and_reset():
-    from tests.training.tiny import TASK
-
-    totals = Totals(TASK, mx.cpu())
-    totals.add([], mx.nd.zeros((len(TASK.sums),)), flops=3e15)
-    totals.add([], mx.nd.zeros((len(TASK.sums),)), flops=4e15)
-    assert totals.over_ranks(LocalCommunicator()).counts["flops"] == 7e15
 
 
 def test_a_trace_plan_and_a_command_of_several_lines(tmp_path, monkeypatch):

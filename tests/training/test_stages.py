@@ -429,17 +429,17 @@ def test_float32_masters_are_parameters():
         array[:] = mx.nd.array(rng.normal(size=array.shape))
     other = Optimizer("lamb", names, [weight.copy() for weight in weights])
     assert other.has_masters
-    other.restore_masters(one.state())
+    other.restore(one.state(), keeps=False)
     for name, array in other.state().items():
         expected = one.state()[name] if name.endswith(".master") else np.zeros_like(array)
         np.testing.assert_array_equal(array, expected)
     plain = Optimizer("lamb", names, [weight.astype("float32") for weight in weights])
     assert not plain.has_masters
     before = other.state()
-    other.restore_masters(plain.state())
+    other.restore(plain.state(), keeps=False)
     np.testing.assert_array_equal(other.state()["a.weight.master"], before["a.weight.master"])
     with pytest.raises(InputError, match=r"a\.weight\.master is float32 \(2,\)"):
-        other.restore_masters({"a.weight.master": np.zeros(2, np.float32)})
+        other.restore({"a.weight.master": np.zeros(2, np.float32)}, keeps=False)
 
 
 def test_parameters_of_other_formats_are_the_same(first, corpus, tmp_path):

@@ -12,7 +12,7 @@ from data.store.entropy import entropy
 from data.tokenizing.vocab import SPECIAL_TOKENS
 from tests.training.staged import metrics_of, run
 from training import stalled
-from training.stalled import GUIDE, INTERVALS, STEPS, Facts, Stalled, reasons
+from training.stalled import GUIDE, INTERVALS, STEPS, Stalled, reasons
 
 SHORT: dict[str, Any] = {
     "stages": None, "max_seq_length": 16, "batch_size": 16, "num_steps": 280, "warmup_ratio": 0.05,
@@ -112,6 +112,6 @@ def test_a_loss_below_the_level_begins_the_count_anew():
     ],
 )
 def test_what_is_unusual_comes_first(changes, first):
-    facts = Facts(step=300, optimizer="lamb", lr=0.012, sequences=82, masked=0.15, skipped=0)
-    found = reasons(facts._replace(**changes))
+    usual = {"step": 300, "optimizer": "lamb", "lr": 0.012, "sequences": 82, "masked": 0.15, "skipped": 0}
+    found = reasons(**{**usual, **changes})
     assert found[0].startswith(first) and found[1] != found[0]

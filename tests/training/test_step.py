@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.model import trained
+import bert.operators
+from bert.model import trainable, trained
 from bert.operators import load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
@@ -25,7 +27,9 @@ from tests.training.tiny import (
     tiny_network,
     weights,
 )
-from training.optimizer.scaler import DynamicScaler, StaticScaler
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.scaler import DynamicScaler, LossScaler
+from training.optimizer.update import MomentType
 from training.step import dropout_seed
 
 SPREAD = 0.1
@@ -133,7 +137,7 @@ class TestClipping:
     def test_the_loss_scale_is_taken_out_before(self):
         """A power of two as scale changes neither the reported norm nor what is clipped."""
         plain = self.first_moments(clip_norm=0.25)
-        scaled = self.first_moments(clip_norm=0.25, scaler=StaticScaler(1024.0))
+        scaled = self.first_moments(clip_norm=0.25, scaler=LossScaler(1024.0))
         assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
         assert relative_difference(scaled[1], plain[1]) < 1e-6
         assert self.norm(scaled[2]) == pytest.approx(1024 * plain[0], rel=1e-5)
@@ -264,7 +268,7 @@ class TestCountedNorm:
         assert result.grad_norm == pytest.approx(self.norm(step.gradients), rel=1e-6)
 
     def test_a_norm_whose_square_is_beyond_float32(self):
-        result, step, network = self.stepped(BATCH, scaler=StaticScaler(1e30))
+        result, step, network = self.stepped(BATCH, scaler=LossScaler(1e30))
         assert math.isinf(network.counted_squares()[1].asscalar())
         expected = self.norm(step.gradients) / 1e30
         assert result.applied and result.grad_norm == pytest.approx(expected, rel=1e-5)
@@ -283,7 +287,7 @@ class TestSkipping:
     @pytest.mark.parametrize("value, accumulate", [(math.inf, 1), (math.nan, 3)])
     def test_a_gradient_that_is_not_finite_changes_nothing(self, value, accumulate):
         good, bad = BATCH, poisoned(value)
-        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         step, optimizer = make_step(network, accumulate=accumulate, scaler=scaler)
         assert step(1, [good] * accumulate, lr=0.01).applied  # moments that are not zero
         before, states = weights(network), state_arrays(optimizer)
@@ -303,7 +307,7 @@ class TestSkipping:
         assert int(optimizer.state()["t"]) == 2
 
     def test_a_step_that_is_bad_on_another_rank_is_skipped_here_too(self):
-        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         communicator = Disagreeing(False, True, True)
         step, optimizer = make_step(network, scaler=scaler, communicator=communicator)
         before, states = weights(network), state_arrays(optimizer)
@@ -315,7 +319,7 @@ class TestSkipping:
 
     def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self):
         """The scale has nothing to do with it; loss and norm are judged without it."""
-        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         expected = make_step(tiny_network(spread=SPREAD))[0](1, [BATCH], lr=0.01)
         step, optimizer = make_step(network, scaler=scaler)
         judged, before, states = [], weights(network), state_arrays(optimizer)
@@ -372,3 +376,79 @@ class TestDropout:
         }
         assert len(seeds) == 5 * 100 * 8
         assert all(0 <= seed < 2**31 for seed in seeds)  # what mx.random.seed takes
+
+
+pytestmark = pytest.mark.skipif(not load_operators(), reason="the operators are not built")
+
+WHOLE = random_batch(np.random.default_rng(0), 4, 12, 3, least_masked=1)
+
+
+def network_of(dtype: str = "bfloat16") -> Any:
+    return tiny_network(operators="fused", dtype=dtype, spread=0.1)
+
+
+def copies(network: Any) -> list[np.ndarray]:
+    return [copy.asnumpy() for copy in network.packed_copies().values()]
+
+
+def fresh(network: Any) -> list[np.ndarray]:
+    network.pack_weights()
+    return copies(network)
+
+
+def same(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
+    assert len(found) == len(expected) > 0
+    return all(np.array_equal(*pair) for pair in zip(found, expected))
+
+
+@pytest.mark.parametrize("kind", ["lamb", "adamw"])
+@pytest.mark.parametrize(
+    "dtype, state",
+    [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16x3", "float32")],
+)
+def test_they_follow_the_updates(dtype, state, kind, monkeypatch):
+    monkeypatch.setattr(bert.operators, "has_amx", lambda cpuinfo: True)  # bfloat16x3 is slow without
+    network = network_of(dtype)
+    step, _ = make_step(network, kind=kind, moments=MomentType(state, 1))
+    before = fresh(network)
+    for number in (1, 2):
+        assert step(number, [WHOLE], lr=0.01).applied
+        found = copies(network)
+        assert not same(found, before)
+        assert same(found, fresh(network))
+        before = found
+
+
+def test_they_stay_where_a_step_is_skipped():
+    network = network_of()
+    step, _ = make_step(network)
+    assert step(1, [WHOLE], lr=0.01).applied
+    before = copies(network)
+    word = network.bert.word_embed[0].weight
+    held = word.data().copy()
+    word.set_data(held * np.inf)
+    assert not step(2, [WHOLE], lr=0.01).applied
+    word.set_data(held)
+    assert same(copies(network), before)
+    assert same(copies(network), fresh(network))
+
+
+def optimizer_of(network: Any, left_out: str = "-", native: bool = True) -> Optimizer:
+    named = {name: each.data() for name, each in trainable(network.bert).items() if left_out not in name}
+    return Optimizer("lamb", list(named), list(named.values()), native=native)
+
+
+def test_weights_that_are_not_updated():
+    """Whole products may be frozen; one part of a copy may not, where the others are updated."""
+    network = network_of()
+    assert optimizer_of(network, "ffn_1").pack(network.packed_copies(), network.packed_dtype)
+    assert not optimizer_of(network, "proj_query").pack(network.packed_copies(), network.packed_dtype)
+    assert not optimizer_of(network, native=False).pack(network.packed_copies(), network.packed_dtype)
+
+
+def test_one_network_an_optimizer():
+    network = network_of()
+    optimizer = optimizer_of(network)
+    assert optimizer.pack(network.packed_copies(), network.packed_dtype)
+    with pytest.raises(ValueError, match="another network"):
+        optimizer.pack(network.packed_copies(), network.packed_dtype)

@@ -12,12 +12,12 @@ from tests.faults.jobs import SCRIPTS, patched
 from tests.processes import ROOT, run_ranks
 from tests.training.small_runs import command
 from training.report import read_metrics
-from training.waits import MOST, STEPS, Waits
+from training.step import MOST, STEPS, Waits
 
 # Has one rank wait in each step.
 SLOW = """
 import os, time
-import training.feed, training.step
+import training.run_inputs, training.step
 names = ("OMPI_COMM_WORLD_RANK", "DMLC_WORKER_ID")
 own = int(next(os.environ[name] for name in names if name in os.environ))
 act = {function}
@@ -28,7 +28,7 @@ def slowed(*given):
 
 {function} = slowed
 """
-DATA, COMPUTING = "training.feed.Feed.__next__", "training.step.TrainStep._average"
+DATA, COMPUTING = "training.run_inputs.Feed.__next__", "training.step.TrainStep._average"
 
 
 def after(*steps: Sequence[float]) -> Waits:

@@ -12,12 +12,11 @@ from bert.model import build_model, initialize, trainable
 from bert.operators import choose_operators
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
-from tasks.pretraining.fused import FusedPretrainingLoss
-from tasks.pretraining.loss import PretrainingLoss
+from tasks.pretraining.loss import FusedPretrainingLoss, PretrainingLoss
 from tasks.pretraining.task import Pretraining
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.scaler import StaticScaler
-from training.optimizer.update_rule import Rule
+from training.optimizer.scaler import LossScaler
+from training.optimizer.update import Rule
 from training.report import Reporter
 from training.start.restoring import live_arrays
 from training.step import StepSettings, TrainStep
@@ -127,7 +126,7 @@ def make_step(
         TASK,
         network,
         optimizer,
-        scaler or StaticScaler(),
+        scaler or LossScaler(),
         communicator or LocalCommunicator(),
         StepSettings(accumulate, clip_norm, random_seed_of),
     )

@@ -18,8 +18,7 @@ from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
-from training.start.initial import Initial
-from training.start.new_vocabulary import with_vocabulary
+from training.start.initial import Initial, with_vocabulary
 
 INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 

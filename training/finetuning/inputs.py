@@ -15,12 +15,11 @@ from data.fingerprint import DIGITS
 from data.sharing import Share
 from tasks.base import Collector, Task
 from training.config import RunConfig
-from training.feed import EvaluationFeed, Feed
 from training.finetuning.beginning import TaskParameters
 from training.optimizer.schedule import Schedule
 from training.plan import RunPlan
 from training.report import Reporter
-from training.run_inputs import About, RunInputs
+from training.run_inputs import About, EvaluationFeed, Feed, RunInputs
 
 _TOGETHER = 512  # examples of a batch whose digest is computed
 

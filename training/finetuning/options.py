@@ -30,8 +30,8 @@ from training.config import (
 from training.deadline import DeadlineConfig, check_deadline
 from training.finetuning.beginning import BeginningConfig, Found
 from training.finetuning.inputs import TaskFiles
-from training.gluonnlp_options import add_not_here, reject_not_here
 from training.guard import TAKE
+from training.options import add_not_here, reject_not_here
 from training.options_file import OPTIONS_FILE, parse_words
 from training.pretrained_options import PretrainedConfig
 from training.results.members import MembersConfig
@@ -47,10 +47,10 @@ NOT_HERE = {
     "debug": "--training_steps 10 makes a short run",
     "deploy": "the checkpoint is GluonNLP's .params; convert.py writes other formats",
     "model_prefix": "the checkpoint is GluonNLP's .params; convert.py writes other formats",
-    "only_calibration": "there is no quantisation to integers; --dtype bfloat16 is fast",
-    "num_calib_batches": "there is no quantisation to integers; --dtype bfloat16 is fast",
-    "quantized_dtype": "there is no quantisation to integers; --dtype bfloat16 is fast",
-    "calib_mode": "there is no quantisation to integers; --dtype bfloat16 is fast",
+    **dict.fromkeys(
+        ("only_calibration", "num_calib_batches", "quantized_dtype", "calib_mode"),
+        "there is no quantisation to integers; --dtype bfloat16 is fast",
+    ),
     "early_stop": "--keep_checkpoints 0 keeps every epoch's checkpoint; --only_predict evaluates any of them",
 }
 
@@ -109,10 +109,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "help": "float16 is for GPUs, bfloat16 for CPUs that multiply it, bfloat16x3, nearly float32, for "
         "CPUs with AMX (default: float16 on GPUs, else float32)"
     },
-    "operators": {"help": "as in pretraining"},
-    "padding": {"help": "as in pretraining"},
-    "recompute": {"help": "as in pretraining"},
-    "shard_states": {"help": "as in pretraining"},
+    **dict.fromkeys(("operators", "padding", "recompute", "shard_states"), {"help": "as in pretraining"}),
     "dropout": {"default": DROPOUT, "help": "of activations, the head's included"},
     "attention_dropout": {"help": "of the attention's probabilities (default: as --dropout)"},
     "num_steps": {"flags": ("--training_steps",), "help": "optimizer steps in place of --epochs"},

@@ -25,8 +25,8 @@ from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
 from training.results.summary import members_tables, read_members
 from training.run_inputs import Part
-from training.start.decision import check_start
 from training.start.initial import Wanted
+from training.start.start import check_start
 
 
 class Prepared(NamedTuple):
@@ -125,8 +125,11 @@ def fine_tune(
     del whole  # its examples, which each run has again
 
     def run(member: Member, folder: str, stop: Any) -> int:
-        prepared = prepare(script, [*words, *member.words, "--ckpt_dir", folder])
-        return train_stages([_alone(prepared.part)], prepared.task(), communicator, stop)
+        part, task, *_ = prepare(script, [*words, *member.words, "--ckpt_dir", folder])
+        # Its records do not say that there are others.
+        own, without = part.config, {"seeds": None, "search": None}
+        own = replace(own, options={**own.options, **without}, given={**own.given, **without})
+        return train_stages([part._replace(config=own)], task(), communicator, stop)
 
     def note(message: str) -> None:
         if communicator.rank == 0:
@@ -160,11 +163,3 @@ def _plan_of(script: Script, options: Mapping[str, Any]) -> Plan:
     left_out = {"seed", "seeds", "search", *(name for name, _ in options["search"] or ())}
     left_out |= {name for name, each in script.table.items() if each.scope != RUN}
     return Plan(members, {name: value for name, value in options.items() if name not in left_out})
-
-
-def _alone(part: Part) -> Part:
-    """A member as the run that it would be alone: its records do not say that there are others."""
-    without = {"seeds": None, "search": None}
-    config = part.config
-    changed = replace(config, options={**config.options, **without}, given={**config.given, **without})
-    return part._replace(config=changed)

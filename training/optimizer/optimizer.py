@@ -15,25 +15,33 @@ LayerNorm's gain and offset get neither decay nor the ratio. Adam with decoupled
 
 Weights may be float16: their float32 masters, from which they are set after each update, are kept here. The
 moments m and v may be bfloat16; u is then computed of what is stored.
-The arithmetic is done by training/optimizer/native_update.py where that is possible and wanted, else by
-training/optimizer/mxnet_update.py; results agree within the rounding of float32.
+The arithmetic is done by the native update of training/optimizer/update.py where that is possible and wanted,
+else by MXNet's; results agree within the rounding of float32.
 """
 
 from __future__ import annotations
 
-import math
-from operator import is_
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from base.errors import InputError
-from training.optimizer import mxnet_update, native_update
-from training.optimizer.moments import BFLOAT, FLOAT32, MOMENT_DTYPES, Bfloat16Moment, MomentType, converted
-from training.optimizer.update_rule import Rule, Tensor
+from training.optimizer.update import (
+    BFLOAT,
+    FLOAT32,
+    Bfloat16Moment,
+    MomentType,
+    MXNetUpdate,
+    NativeUpdate,
+    Rule,
+    Tensor,
+    converted,
+    is_native,
+    mxnet_norm,
+    native_norm,
+)
 
-KINDS = ("lamb", "bertadam", "adamw")
 _MASTER = ".master"
 STATES = (".mean", ".var", _MASTER)  # ends of the names of a state's arrays
 T = "t"  # name of the count of updates in a state
@@ -55,9 +63,6 @@ class Optimizer:
         rule: the numbers in the formulas above; bias correction (off by default) and bounds are LAMB's alone.
         native: use the fused operators for float32 weights on the CPU; `load_operators` has returned True.
         moments: their type (default: float32); another one needs the fused operators.
-
-    Raises:
-        ValueError: an argument outside its range, or moments that these operators do not have.
     """
 
     def __init__(
@@ -69,62 +74,29 @@ class Optimizer:
         native: bool = False,
         moments: MomentType | None = None,
     ):
-        if kind not in KINDS:
-            raise ValueError(f"unknown optimizer {kind!r}, choose one of {', '.join(KINDS)}")
         rule = rule or Rule()
-        if kind != "lamb" and (rule.bias_correction or rule.bounds()):
-            raise ValueError(f"bias_correction and bounds are options of lamb, not of {kind}")
-        in_range = 0 <= rule.beta1 < 1 and 0 <= rule.beta2 < 1 and rule.epsilon > 0 and rule.weight_decay >= 0
-        if not in_range:
-            raise ValueError(f"beta1, beta2, epsilon or weight_decay is out of its range: {rule}")
-        bounds = list(rule.bounds().values())
-        if not all(0 < bound < math.inf for bound in bounds) or bounds != sorted(bounds):
-            raise ValueError(
-                f"need 0 < lower_bound <= upper_bound, not {rule.lower_bound}, {rule.upper_bound}"
-            )
-        if not names or len(names) != len(weights) or len(set(names)) != len(names):
-            raise ValueError(f"need one unique name per weight: {len(names)} names, {len(weights)} weights")
-        if len({weight.context for weight in weights}) != 1:
-            raise ValueError("all weights must be on one device")
-        for name, weight in zip(names, weights):
-            if weight.dtype not in (np.float32, np.float16):
-                raise ValueError(
-                    f"{name} is {np.dtype(weight.dtype).name}; float32 and float16 can be trained"
-                )
-
-        self.native = native and native_update.applies_to(weights)
-        moments = moments or MomentType()
-        if moments.dtype not in MOMENT_DTYPES or (moments.dtype != FLOAT32 and not self.native):
-            raise ValueError(
-                f"no moments in {moments.dtype} without the fused operators, nor for these weights"
-            )
-        if not 0 <= moments.seed < 2**64:
-            raise ValueError(f"the seed of the moments' roundings is {moments.seed}, needed is 0 to 2^64 - 1")
-
-        self.kind = kind
-        self.moments = moments
+        self.native = native and all(map(is_native, weights))
+        self.moments = moments or MomentType()
         self.t = 0  # updates made; skipped steps do not count
         self._names = list(names)
-        self._checked: list[mx.nd.NDArray] = []  # the last step's gradients
-        self._tensors = [self._tensor(name, weight) for name, weight in zip(names, weights)]
+        self._tensors = [
+            Tensor(
+                weight=weight,
+                master=weight if weight.dtype == np.float32 else weight.astype(np.float32),
+                mean=self.moments.zeros(weight.shape, weight.context),
+                var=self.moments.zeros(weight.shape, weight.context),
+                decayed=not is_excluded(name),
+                adapted=kind == "lamb" and not is_excluded(name),
+            )
+            for name, weight in zip(names, weights)
+        ]
         if kind == "adamw":
             rule = rule._replace(bias_correction=True)
-        self._update: native_update.NativeUpdate | mxnet_update.MXNetUpdate
+        self._update: NativeUpdate | MXNetUpdate
         if self.native:
-            self._update = native_update.NativeUpdate(rule, self._tensors, moments)
+            self._update = NativeUpdate(rule, self._tensors, self.moments)
         else:
-            self._update = mxnet_update.MXNetUpdate(rule, self._tensors)
-
-    def _tensor(self, name: str, weight: mx.nd.NDArray) -> Tensor:
-        excluded = is_excluded(name)
-        return Tensor(
-            weight=weight,
-            master=weight if weight.dtype == np.float32 else weight.astype(np.float32),
-            mean=self.moments.zeros(weight.shape, weight.context),
-            var=self.moments.zeros(weight.shape, weight.context),
-            decayed=not excluded,
-            adapted=self.kind == "lamb" and not excluded,
-        )
+            self._update = MXNetUpdate(rule, self._tensors)
 
     def pack(self, copies: Mapping[tuple[str, ...], mx.nd.NDArray], dtype: str) -> bool:
         """Has each `step` from now on write these copies anew, as bert_pack does, while the weights are in
@@ -143,9 +115,9 @@ class Optimizer:
         """
         numbers = {name: number for number, name in enumerate(self._names)}
         groups = {names: [numbers[name] for name in names if name in numbers] for names in copies}
-        if not isinstance(self._update, native_update.NativeUpdate):
+        if not isinstance(self._update, NativeUpdate):
             return False
-        if self._update.packs:
+        if self._update.packed:
             raise ValueError("the copies of another network are packed by this optimizer's updates")
         if any(0 < len(group) < len(names) for names, group in groups.items()):
             return False
@@ -158,22 +130,9 @@ class Optimizer:
 
         `gradients`: in the order of the weights, of the weights' shapes and dtypes, unchanged by the call.
         `rescale` multiplies them on the way (`clip_factor` gives it), which saves a pass over the memory.
-        ValueError for gradients that do not fit the weights, before anything is changed.
         """
-        # The same arrays in each step need to be looked at once: it takes 2 ms for 200 of them.
-        known = len(gradients) == len(self._checked) and all(map(is_, gradients, self._checked))
-        if not known:
-            self._check(gradients)
-            self._checked = list(gradients)
         self.t += 1
         self._update.update(gradients, self.t, lr, rescale)
-
-    def _check(self, gradients: Sequence[mx.nd.NDArray]) -> None:
-        if len(gradients) != len(self._tensors):
-            raise ValueError(f"{len(gradients)} gradients for {len(self._tensors)} weights")
-        for name, tensor, gradient in zip(self._names, self._tensors, gradients):
-            if gradient.shape != tensor.weight.shape or gradient.dtype != tensor.weight.dtype:
-                raise ValueError(f"the gradient of {name} does not have the weight's shape and dtype")
 
     @property
     def has_masters(self) -> bool:
@@ -204,46 +163,33 @@ class Optimizer:
         views = self.state_views()
         return {name: each if name == T else each.asnumpy() for name, each in views.items()}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from a `state`; float16 weights are set from their masters. `state` may load lazily.
+    def restore(self, state: Mapping[str, np.ndarray], keeps: bool = True) -> None:
+        """Continues from a `state`, which may load lazily; float16 weights are set from their masters.
         Moments of the other type are converted.
+
+        `keeps`: False: only the float32 masters of float16 weights are taken, and where it has none, as that
+        of a float32 run, they stay as they are.
 
         Raises:
             InputError: names, shapes or dtypes are not those of this optimizer; nothing has been changed
             then.
         """
-        arrays = self.state_arrays()
         weights = dict(zip(self._names, (tensor.weight.shape for tensor in self._tensors)))
+        arrays = {name: each for name, each in self.state_arrays().items() if keeps or is_master(name, state)}
+        if not keeps:
+            state = {T: np.array(self.t), **{name: state[name] for name in arrays}}
         t = check_state(state, {name: weights[parameter_of(name)] for name in arrays})
         for name, array in arrays.items():
             array[:] = content_of(name, state[name], self.moments.dtype)
-        self.set_from_masters()
         self.t = t
+        if keeps:
+            self.set_from_masters()
 
     def set_from_masters(self) -> None:
         """Sets float16 weights from their masters."""
         for tensor in self._tensors:
             if tensor.master is not tensor.weight:
                 tensor.weight[:] = tensor.master.astype(np.float16)
-
-    def restore_masters(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets the float32 masters of float16 weights, and nothing else, from those of a `state`; where it
-        has none, as that of a float32 run, they stay as they are.
-
-        Raises:
-            InputError: one has another shape or dtype; nothing has been changed then.
-        """
-        names = [name for name in self.state_arrays() if name.endswith(_MASTER) and name in state]
-        found = {name: state[name] for name in names}
-        arrays = self.state_arrays()
-        for name, value in found.items():
-            if value.shape != arrays[name].shape or value.dtype != np.float32:
-                raise InputError(
-                    f"the optimizer states' {name} is {value.dtype} {value.shape}, this run needs float32 "
-                    f"{arrays[name].shape}; use the --model of the run that saved it"
-                )
-        for name, value in found.items():
-            arrays[name][:] = value
 
 
 def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> float:
@@ -257,26 +203,20 @@ def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> flo
 
 def queued_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> mx.nd.NDArray:
     """`global_norm`, shape (1,) on the device; nothing waits for it."""
-    path = native_update if native and native_update.applies_to(gradients[:1]) else mxnet_update
-    return path.norm(gradients)
+    return (native_norm if native and is_native(gradients[0]) else mxnet_norm)(gradients)
 
 
 def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
     """The `rescale` for `Optimizer.step`: takes the scale out and clips the global norm.
 
     Args:
-        norm: `global_norm` of the gradients as they are, that is, still multiplied by `scale`.
+        norm: `global_norm` of the gradients as they are, that is, still multiplied by `scale`; finite.
         clip_norm: the greatest norm the gradient may have without the scale; 0 for no limit.
         scale: what the gradients were multiplied with, such as the loss scale.
 
     Returns:
         min(1, clip_norm / (norm / scale)) / scale
-
-    Raises:
-        ValueError: the norm is not finite (such a step must be skipped), or another argument is out of range.
     """
-    if not math.isfinite(norm) or norm < 0 or not 0 < scale < math.inf or not clip_norm >= 0:
-        raise ValueError(f"no rescaling for norm {norm}, clip_norm {clip_norm}, scale {scale}")
     return 1.0 / scale if clip_norm == 0 else 1.0 / max(scale, norm / clip_norm)
 
 
@@ -289,18 +229,31 @@ def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
     Raises:
         InputError: names, shapes or dtypes are others.
     """
-    _check_names({*shapes, T}, set(state))
+    expected, there = {*shapes, T}, set(state)
+    for relation, names in (("lack", expected - there), ("also hold", there - expected)):
+        if names:
+            shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise InputError(
+                f"the optimizer states {relation} {len(names)} arrays ({shown}); "
+                "use the --model and --dtype of the run that saved them"
+            )
     t = state[T]
     if t.shape != () or t.dtype != np.int64 or t < 0:
         raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
     for name, shape in shapes.items():
         value = state[name]
         if value.shape != tuple(shape) or content_of(name, value[:0], FLOAT32) is None:
+            found = value.dtype.names[0] if value.dtype.names else value.dtype
             raise InputError(
-                f"the optimizer states' {name} is {_type_of(value)} {value.shape}, "
+                f"the optimizer states' {name} is {found} {value.shape}, "
                 f"this run needs {FLOAT32} {tuple(shape)}; use the --model of the run that saved it"
             )
     return int(t)
+
+
+def is_master(name: str, state: Mapping[str, np.ndarray]) -> bool:
+    """Whether this is the name of a float16 weight's float32 master that a `state` has."""
+    return name.endswith(_MASTER) and name in state
 
 
 def content_of(name: str, value: np.ndarray, dtype: str) -> Any:
@@ -314,17 +267,3 @@ def content_of(name: str, value: np.ndarray, dtype: str) -> Any:
 def parameter_of(state: str) -> str:
     """The name of the parameter that a state array belongs to; a parameter's name stays as it is."""
     return next((state[: -len(end)] for end in STATES if state.endswith(end)), state)
-
-
-def _type_of(value: np.ndarray) -> str:
-    return value.dtype.names[0] if value.dtype.names else str(value.dtype)
-
-
-def _check_names(expected: set, found: set) -> None:
-    for relation, names in (("lack", expected - found), ("also hold", found - expected)):
-        if names:
-            shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-            raise InputError(
-                f"the optimizer states {relation} {len(names)} arrays ({shown}); "
-                "use the --model and --dtype of the run that saved them"
-            )

@@ -6,58 +6,50 @@ all ranks hold the same scale and skip the same steps.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Mapping, Protocol
+from typing import Any, Mapping
 
 from base.command_line import MOST
 from base.errors import InputError, NotFiniteError
 
 NOT_FINITE = "the gradients were not finite"
-GROWTH_INTERVAL = 2000  # good steps until the dynamic scale is doubled
-FLOOR, CEILING = 1.0, 2.0**24  # between which it stays
+CEILING = 2.0**24  # of loss scales
 SKIPS = 20  # steps in a row
 
 
-class LossScaler(Protocol):
-    """The loss is multiplied by `scale` before the backward pass; the gradients are divided by it.
+class LossScaler:
+    """A constant loss scale: 1 for float32, where nothing underflows. The loss is multiplied by `scale`
+    before the backward pass; the gradients are divided by it.
 
     `searching`: whether the last step's gradients were not finite for want of a smaller scale, which is left
     to try. They may then be as good as any.
     """
 
-    scale: float
-    searching: bool
-
-    def update(self, finite: bool) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-class StaticScaler:
-    """A constant loss scale: 1 for float32, where nothing underflows."""
+    kind = "static"
+    searching = False
 
     def __init__(self, scale: float = 1.0):
-        if not 0 < scale < math.inf:
-            raise ValueError(f"the loss scale must be positive and finite, not {scale}")
-        self.scale = float(scale)
-        self.searching = False
+        self.scale = scale
 
     def update(self, finite: bool) -> None:
-        """Nothing changes."""
+        """Takes note of one step: were the gradients of all ranks finite?"""
 
     def state(self) -> dict[str, Any]:
-        return {"kind": "static", "scale": self.scale}
+        """Everything that changes during a run, for JSON."""
+        return {"kind": self.kind, "scale": self.scale}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Check that `state` is of a run with a constant scale. InputError otherwise."""
-        _require_kind(state, "static")
-        if not _is_number(state.get("scale")) or not 0 < state["scale"] <= CEILING:
-            raise InputError(f"the checkpoint's loss scale {state.get('scale')!r} is not possible")
+        """Continues from `state`. InputError where it is of another kind or its values are impossible."""
+        scale: Any = state.get("scale")
+        if state.get("kind") != self.kind:
+            raise InputError(
+                f"the checkpoint was made with a {state.get('kind')!r} loss scale, this run's is "
+                f"{self.kind!r}; use the --dtype of the run that saved it"
+            )
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale <= CEILING:
+            raise InputError(f"the checkpoint's loss scale {scale!r} is not possible")
 
 
-class DynamicScaler:
+class DynamicScaler(LossScaler):
     """Loss scale for float16 gradients (Micikevicius et al., arXiv:1710.03740, section 3.2).
 
     Halved after a step whose gradients overflowed (that step is skipped by the caller), doubled after
@@ -65,55 +57,39 @@ class DynamicScaler:
     floor do not raise here: `SkipCounter` ends the run. From 2**16 the floor 1 is reached after 16 bad
     steps, so the twenty that the counter allows include attempts with no scaling at all.
 
-    All values are powers of two by default, which makes scaling and unscaling exact.
+    All values are powers of two, which makes scaling and unscaling exact.
     """
 
-    def __init__(
-        self,
-        initial: float = 2.0**16,
-        factor: float = 2.0,
-        growth_interval: int = GROWTH_INTERVAL,
-        floor: float = FLOOR,
-        ceiling: float = CEILING,
-    ):
-        if not 0 < floor <= initial <= ceiling < math.inf:
-            raise ValueError(f"need 0 < floor <= initial <= ceiling, not {floor}, {initial}, {ceiling}")
-        if not factor > 1 or growth_interval < 1:
-            raise ValueError(f"need factor > 1 and growth_interval >= 1, not {factor}, {growth_interval}")
-        self.scale = float(initial)
-        self.searching = False
+    kind = "dynamic"
+    factor, growth_interval = 2.0, 2000
+    floor, ceiling = 1.0, CEILING
+
+    def __init__(self, scale: float = 2.0**16):
+        super().__init__(scale)
         self.good_steps = 0
-        self._factor = factor
-        self._growth_interval = growth_interval
-        self._floor = floor
-        self._ceiling = ceiling
 
     def update(self, finite: bool) -> None:
-        """Take note of one step: were the gradients of all ranks finite?"""
-        self.searching = not finite and self.scale > self._floor
+        self.searching = not finite and self.scale > self.floor
         if not finite:
-            self.scale = max(self._floor, self.scale / self._factor)
+            self.scale = max(self.floor, self.scale / self.factor)
             self.good_steps = 0
             return
         self.good_steps += 1
-        if self.good_steps == self._growth_interval:
-            self.scale = min(self._ceiling, self.scale * self._factor)
+        if self.good_steps == self.growth_interval:
+            self.scale = min(self.ceiling, self.scale * self.factor)
             self.good_steps = 0
 
     def state(self) -> dict[str, Any]:
-        """Everything that changes during a run, for JSON."""
-        return {"kind": "dynamic", "scale": self.scale, "good_steps": self.good_steps}
+        return {**super().state(), "good_steps": self.good_steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. InputError where it is of another kind or its values are impossible."""
-        _require_kind(state, "dynamic")
-        scale: Any = state.get("scale")
-        good_steps: Any = state.get("good_steps")
-        if not _is_number(scale) or not self._floor <= scale <= self._ceiling:
+        super().restore(state)
+        scale, good_steps = state["scale"], state.get("good_steps", -1)
+        if not self.floor <= scale <= self.ceiling:
             raise InputError(
-                f"the checkpoint's loss scale {scale!r} is not in [{self._floor}, {self._ceiling}]"
+                f"the checkpoint's loss scale {scale!r} is not in [{self.floor}, {self.ceiling}]"
             )
-        if not _is_count(good_steps) or good_steps >= self._growth_interval:
+        if not _is_count(good_steps) or good_steps >= self.growth_interval:
             raise InputError(f"the checkpoint's count of good steps {good_steps!r} is not possible")
         self.scale = float(scale)
         self.good_steps = good_steps
@@ -164,7 +140,7 @@ class SkipCounter:
 def is_state(state: Any) -> bool:
     """Whether a scaler of a run can have had this `state`, a value out of a file."""
     dynamic = isinstance(state, dict) and state.get("kind") == "dynamic"
-    return _restores(DynamicScaler() if dynamic else StaticScaler(), state)
+    return _restores(DynamicScaler() if dynamic else LossScaler(), state)
 
 
 def are_skips(state: Any) -> bool:
@@ -178,18 +154,6 @@ def _restores(it: LossScaler | SkipCounter, state: Any) -> bool:
     except InputError:
         return False
     return True
-
-
-def _require_kind(state: Mapping[str, Any], kind: str) -> None:
-    if state.get("kind") != kind:
-        raise InputError(
-            f"the checkpoint was made with a {state.get('kind')!r} loss scale, this run's is {kind!r}; "
-            "use the --dtype of the run that saved it"
-        )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_count(value: Any) -> bool:

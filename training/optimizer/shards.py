@@ -15,9 +15,8 @@ import numpy as np
 from base.errors import InputError
 from comm.base import Communicator
 from training.exchange import broadcast_json
-from training.optimizer.moments import FLOAT32
-from training.optimizer.optimizer import STATES, Optimizer, T, check_state, content_of
-from training.optimizer.update_rule import Rule
+from training.optimizer.optimizer import STATES, Optimizer, T, check_state, content_of, is_master
+from training.optimizer.update import FLOAT32, Rule
 
 
 class ShardedOptimizer(Optimizer):
@@ -75,15 +74,15 @@ class ShardedOptimizer(Optimizer):
 
     def take(self, state: Mapping[str, np.ndarray] | None, keeps: bool) -> None:
         """Gives every rank its share of rank 0's `state`, which the others have not: as `restore` does if it
-        `keeps` all, else as `restore_masters`.
+        `keeps` all, else only the masters.
 
         Raises:
-            InputError: on rank 0, as those do.
+            InputError: on rank 0, as `restore`.
         """
         t, present = self.t, []
         if state is not None:
             shapes = {name: array.shape for _, name, array in self._states()}
-            present = [name for name in shapes if keeps or (name.endswith(STATES[2]) and name in state)]
+            present = [name for name in shapes if keeps or is_master(name, state)]
             masters = {T: np.array(t), **{name: state[name] for name in (() if keeps else present)}}
             t = check_state(state if keeps else masters, {name: shapes[name] for name in present})
         t, present = broadcast_json([t, present], self._communicator)

@@ -73,8 +73,6 @@ def order(slots_per_host: Sequence[int], placement: str) -> list[int]:
     firsts = [sum(slots_per_host[:host]) for host in range(len(slots_per_host))]
     if placement == INTRA_FIRST:
         return list(range(sum(slots_per_host)))
-    if placement != INTER_FIRST:
-        raise ValueError(f"placement {placement!r} is none of {', '.join(PLACEMENTS)}")
     return [
         first + gpu
         for gpu in range(max(slots_per_host))
@@ -107,10 +105,8 @@ def stage_groups(slots_per_host: Sequence[int], stages: int, placement: str) -> 
 def coordinates_of(rank: int, slots_per_host: Sequence[int], stages: int, placement: str) -> Coordinates:
     """The coordinates of a global rank. For the arguments and errors see `replica_groups`."""
     replicas = replica_groups(slots_per_host, stages, placement)
-    for data_rank, replica in enumerate(replicas):
-        if rank in replica:
-            return Coordinates(data_rank, len(replicas), replica.index(rank), stages)
-    raise ValueError(f"rank {rank} is not one of {sum(slots_per_host)}")
+    (data_rank,) = (number for number, replica in enumerate(replicas) if rank in replica)
+    return Coordinates(data_rank, len(replicas), replicas[data_rank].index(rank), stages)
 
 
 def hosts_of_ranks(ranks: Sequence[tuple[str, int]]) -> list[Host]:
@@ -149,11 +145,9 @@ def placement_warnings(hosts: Sequence[Host], stages: int, placement: str) -> li
     replicas = replica_groups(slots, stages, placement)
     node_of = [node for node, host in enumerate(hosts) for _ in range(host.slots)]
     found = []
-    unequal = len(set(slots)) > 1
-    reason = f"hosts of {_counts(slots)} ranks" if unequal else f"{slots[0]} ranks a host, {stages} stages"
-
-    def pair_of(replica: int, stage: int) -> tuple[int, ...]:
-        return replicas[replica][stage : stage + 2]
+    reason = f"{slots[0]} ranks a host, {stages} stages"
+    if len(set(slots)) > 1:
+        reason = f"hosts of {', '.join(map(str, slots[:-1]))} and {slots[-1]} ranks"
 
     links = [
         [
@@ -167,9 +161,8 @@ def placement_warnings(hosts: Sequence[Host], stages: int, placement: str) -> li
     if slow:
         names = []
         for stage, replica in slow:
-            ends = " to ".join(
-                f"rank {rank} on {hosts[node_of[rank]].name}" for rank in pair_of(replica, stage)
-            )
+            pair = replicas[replica][stage : stage + 2]
+            ends = " to ".join(f"rank {rank} on {hosts[node_of[rank]].name}" for rank in pair)
             names.append(f"replica {replica}, stage {stage} to {stage + 1} ({ends})")
         found.append(
             f"--placement {placement} with {reason}: activations travel between hosts in {_some(names)}, and "
@@ -192,7 +185,3 @@ def _apart(ranks: Sequence[int], node_of: Sequence[int]) -> bool:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _counts(slots: Sequence[int]) -> str:
-    return ", ".join(map(str, slots[:-1])) + f" and {slots[-1]}" if len(slots) > 1 else str(slots[0])

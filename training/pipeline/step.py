@@ -22,8 +22,8 @@ from comm.base import Communicator, Pending
 from tasks.base import Task
 from training.optimizer.optimizer import Optimizer, global_norm
 from training.optimizer.scaler import LossScaler
+from training.pipeline.options import passes
 from training.pipeline.ranks import TIED, Ranks, activation_tag, gradient_tag
-from training.pipeline.schedule import passes
 from training.step import StepSettings, TrainStep
 
 Room = Callable[[int], mx.nd.NDArray]
@@ -101,7 +101,8 @@ class Outgoing:
         self, array: mx.nd.NDArray, to: int, tag: int, then: Callable[[], None] = lambda: None
     ) -> Pending:
         """Sends when the array has been written; `then` is called at some time after it has left."""
-        self._settle()
+        while self._sent and self._sent[0][0].done():
+            self._pop()
         pending = self._communicator.send(array, to, tag)
         self._sent.append((pending, then))
         return pending
@@ -109,10 +110,6 @@ class Outgoing:
     def limit(self, most: int) -> None:
         """Waits until no more than `most` messages are on their way."""
         while len(self._sent) > most:
-            self._pop()
-
-    def _settle(self) -> None:
-        while self._sent and self._sent[0][0].done():
             self._pop()
 
     def _pop(self) -> None:
@@ -269,7 +266,7 @@ class PipelineStep(TrainStep):
 def forward_stages(
     task: Task, network: Any, batches: Iterable[Any], ranks: Ranks, device: mx.Context
 ) -> Iterator[tuple[Any, Sequence[mx.nd.NDArray]]]:
-    """`training.evaluation.forward` over the stages; every rank goes through it, with the batches of its
+    """`training.metrics.forward` over the stages; every rank goes through it, with the batches of its
     replica. The last stage alone has outputs, the others nothing."""
     here = ranks.coordinates
     network.pack_weights()

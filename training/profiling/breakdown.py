@@ -1,15 +1,30 @@
-"""Breakdown of a trace into numbers: each kind's part of a step's time. The parts add up to the whole."""
+"""Breakdown of a trace into numbers: each kind's part of a step's time, which add up to the whole; and their
+table for people."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from typing import Any, Sequence
 
+from base.tables import Row, Table
 from bert.configuration import recorded_config
 from bert.flops import BACKWARD, Flops, forward_flops, size_of
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
-from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS, is_bulk
-from training.profiling.trace import COPYING, DATA_WAIT, STAGE_WAIT, WAITING, Operator, Trace
+from training.profiling.trace import (
+    ATTENTION,
+    COMMUNICATION,
+    COPYING,
+    DATA_WAIT,
+    HEADS,
+    KINDS,
+    OTHER,
+    PRODUCTS,
+    STAGE_WAIT,
+    WAITING,
+    Operator,
+    Trace,
+    is_bulk,
+)
 
 EXPOSED = "communication, exposed"  # while no operator computes
 PYTHON = "Python, device idle"
@@ -153,3 +168,70 @@ def _of(trace: Trace, kind: str) -> list[Operator]:
 
 def _times(operators: Sequence[Operator]) -> list[Interval]:
     return [(each.start, each.end) for each in operators]
+
+
+# Columns: a figure of a part, its heading and its format; those of rates are shown where there are rates.
+_COLUMNS = (
+    ("ms", "ms a step", ",.2f"),
+    ("share", "share", ".1%"),
+    ("forward_ms", "forward", ",.2f"),
+    ("backward_ms", "backward", ",.2f"),
+    ("calls", "calls", ",.4g"),
+    ("gflops", "GFLOP/s", ",.0f"),
+    ("of_peak", "of peak", ".0%"),
+)
+
+
+def table(breakdown: dict[str, Any]) -> Table:
+    """The table of one rank, from `break_down`."""
+    parts, peak = breakdown["parts"], breakdown["peak_gflops"]
+    rates = any("gflops" in row for row in parts.values())
+    columns = _COLUMNS[: 5 + rates + bool(rates and peak)]
+    rows = [
+        Row([part, *(_cell(parts[part].get(name), form) for name, _, form in columns)])
+        for part in PARTS
+        if parts[part]["ms"] or parts[part]["calls"]
+    ]
+    whole = {"ms": breakdown["step_ms"], "share": sum(row["share"] for row in parts.values())}
+    rows.append(Row(["step", *(_cell(whole.get(name), form) for name, _, form in columns)]))
+    notes = []
+    for part, name in ((EXPOSED, "communication"), (DATA_WAIT, "waiting for data")):
+        hidden, exposed = breakdown["hidden_ms"][part], parts[part]["ms"]
+        if hidden or (part == EXPOSED and exposed):
+            notes.append(
+                f"{name}: {hidden + exposed:,.2f} ms a step under way, {hidden:,.2f} ms of it"
+                f" ({hidden / (hidden + exposed):.0%}) while operators computed"
+            )
+    if rates and peak:
+        notes.append(f"peak: {peak:,.0f} GFLOP/s, {breakdown['facts'].get('peak_of', 'as given')}")
+    others = [(name, breakdown["operators"][name]) for name in breakdown["other_operators"]]
+    if others:
+        short = [name if len(name) <= 40 else f"{name[:37]}..." for name, _ in others]  # bulked: they run on
+        named = "; ".join(
+            f"{name} {row['ms']:,.2f} ms, {row['calls']:.4g}x" for name, (_, row) in zip(short, others)
+        )
+        notes.append(f"other operators: {named}")
+    if breakdown["bulked"]:
+        notes.append(
+            "MXNet ran several operators as one here, and such events count as other operators. With"
+            " MXNET_EXEC_BULK_EXEC_TRAIN=0 and MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN=0 in the environment it"
+            " runs, and shows, each by itself."
+        )
+    return Table(_title(breakdown), ["", *(heading for _, heading, _ in columns)], rows, notes=notes)
+
+
+def _title(breakdown: dict[str, Any]) -> str:
+    facts, steps = breakdown["facts"], breakdown["steps"]
+    known = [f"rank {facts.get('rank', 0)}", *(str(facts[key]) for key in ("model", "dtype") if key in facts)]
+    if facts.get("batches"):
+        batches = facts["batches"][0]
+        rows, length, predictions = batches[0]
+        count = f"{len(batches)} x " if len(batches) > 1 else ""
+        known.append(f"{count}{rows} sequences of {length} tokens, {predictions} masked")
+    named = steps[0] if len(steps) == 1 else f"{steps[0]} to {steps[-1].split()[-1]}"
+    return f"{', '.join(known)}: {named}, {breakdown['step_ms']:,.1f} ms each"
+
+
+def _cell(value: float | None, form: str) -> str:
+    """The value as text; nothing for none, and for no calls."""
+    return "" if value is None or (form == ",.4g" and not value) else format(value, form)

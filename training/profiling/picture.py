@@ -9,10 +9,13 @@ from base.drawing import new_figure
 from base.files import replacing
 from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON
 from training.profiling.intervals import Interval, clip
-from training.profiling.kinds import (
+from training.profiling.stages import median_step
+from training.profiling.trace import (
     ACTIVATION,
     ATTENTION,
     COMMUNICATION,
+    COPYING,
+    DATA_WAIT,
     EMBEDDING,
     HEADS,
     KINDS,
@@ -20,9 +23,10 @@ from training.profiling.kinds import (
     OPTIMIZER,
     OTHER,
     PRODUCTS,
+    STAGE_WAIT,
+    WAITING,
+    Trace,
 )
-from training.profiling.stages import median_step
-from training.profiling.trace import COPYING, DATA_WAIT, STAGE_WAIT, WAITING, Step, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,11 +124,16 @@ def _draw_bars(axes: Axes, breakdowns: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_timeline(axes: Axes, traces: Sequence[Trace]) -> None:
-    """One step of all ranks, with operators, communication and Python on rows of their own."""
-    chosen = _typical(traces[0])
+    """The step of median time of all ranks, with operators, communication and Python on rows of their own."""
+    by_time = sorted(traces[0].steps, key=lambda step: step.end - step.start)
+    chosen = by_time[(len(by_time) - 1) // 2]
     names: list[str] = []
     for trace in traces:
-        origin = _origin(trace, traces[0], chosen)
+        # Where the clocks of two hosts differ by more than a step, the rank's own step of that name counts.
+        own = next((step for step in trace.steps if step.name == chosen.name), trace.steps[0])
+        origin = chosen.start + traces[0].clock - trace.clock
+        if abs(origin - own.start) >= chosen.end - chosen.start:
+            origin = own.start
         window = origin, origin + chosen.end - chosen.start
         rank = trace.facts.get("rank", 0)
         rows = [(f"rank {rank}: operators", [kind for kind in KINDS if kind != COMMUNICATION])]
@@ -156,20 +165,6 @@ def _strip(
     """Draws intervals, in microseconds, at a `band` (lower end and height) of the y axis."""
     bars = [((start - origin) / 1e3, (end - start) / 1e3) for start, end in times]
     axes.broken_barh(bars, band, facecolor=_COLOURS[kind], linewidth=0, label=label)
-
-
-def _origin(trace: Trace, first: Trace, chosen: Step) -> float:
-    """The beginning of the first rank's step on a rank's time axis. If the clocks of two hosts differ by more
-    than a step, it is where the rank's own step of that name begins."""
-    own = next((step for step in trace.steps if step.name == chosen.name), trace.steps[0])
-    origin = chosen.start + first.clock - trace.clock
-    return origin if abs(origin - own.start) < chosen.end - chosen.start else own.start
-
-
-def _typical(trace: Trace) -> Step:
-    """The step whose time is the median."""
-    steps = sorted(trace.steps, key=lambda step: step.end - step.start)
-    return steps[(len(steps) - 1) // 2]
 
 
 def _name_rows(axes: Axes, names: Sequence[str], offset: float = 0.0) -> None:

@@ -8,7 +8,8 @@ import os
 import sys
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from training.profiling.trace import BEGINS, END, ENDS, STEP, from_mxnet, read_json, write_trace
+from base.json_files import read_json_file
+from training.profiling.trace import BEGINS, END, ENDS, MOST_BYTES, STEP, from_mxnet, write_trace
 
 FIRST, LAST = 10, 14  # steps of the run: past the first ones, which plan memory
 
@@ -58,7 +59,7 @@ class TraceOfSteps:
         facts: about the run: model, vocab_size and dtype give the rates of matrix products.
     """
 
-    def __init__(self, what: str | TracePlan | None, rank: int, facts: Mapping[str, Any] | None = None):
+    def __init__(self, what: str | TracePlan | None, rank: int, facts: Mapping[str, Any]):
         self._plan = TracePlan(what) if isinstance(what, str) and what else what or None
         self._step = 0
         self._running = False
@@ -66,7 +67,7 @@ class TraceOfSteps:
             return
         path = os.path.abspath(os.path.expanduser(self._plan.path))
         self._path = f"{path}.{rank}" if rank else path
-        self._facts = {**(facts or {}), **self._plan.facts, "rank": rank}
+        self._facts = {**facts, **self._plan.facts, "rank": rank}
         self._batches: list[list[tuple[int, int, int]]] = []  # of each step: rows, length, predictions
         atexit.register(self._at_exit)
 
@@ -125,7 +126,7 @@ class TraceOfSteps:
         try:
             mx.profiler.dump()
             facts = {"batches": self._batches, **self._facts} if self._batches else self._facts
-            write_trace(self._path, from_mxnet(read_json(self._raw)["traceEvents"], facts))
+            write_trace(self._path, from_mxnet(read_json_file(self._raw, MOST_BYTES)["traceEvents"], facts))
         finally:
             if os.path.exists(self._raw):
                 os.unlink(self._raw)

@@ -2,7 +2,8 @@
 
 A Chrome trace (chrome://tracing, https://ui.perfetto.dev) is a JSON object with a list of events. Ours has
 the steps, the operators with their kind as category, one row for each queue, communication on rows of its
-own, and what Python did: waited for data, copied inputs, waited for the device.
+own, and what Python did: waited for data, copied inputs, waited for the device. An operator's kind of work
+follows from its name and, for a few, from its neighbours in time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,119 @@ from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_file
 from training.profiling.intervals import Interval
-from training.profiling.kinds import COMMUNICATION, KINDS, classify, is_backward
+
+PRODUCTS = "matrix products"
+ATTENTION = "attention"
+NORMALISATION = "normalisation"  # with dropout and residual
+ACTIVATION = "activation"
+EMBEDDING = "embedding"
+HEADS = "heads and loss"
+OPTIMIZER = "optimizer"  # norm, update, packing of weights, sums over micro-batches
+COMMUNICATION = "communication"
+OTHER = "other operators"
+KINDS = (PRODUCTS, ATTENTION, NORMALISATION, ACTIVATION, EMBEDDING, HEADS, OPTIMIZER, COMMUNICATION, OTHER)
+
+# Without `_backward_` and leading underscores, in lower case.
+_BY_NAME = {
+    PRODUCTS: "bert_dense bert_self_attention bert_feed_forward fullyconnected batch_dot linalg_gemm"
+    " linalg_gemm2",
+    ATTENTION: "bert_attention contrib_interleaved_matmul_selfatt_qk"
+    " contrib_interleaved_matmul_selfatt_valatt interleaved_matmul_selfatt_qk"
+    " interleaved_matmul_selfatt_valatt softmax masked_softmax stack concat"
+    " contrib_arange_like broadcast_lesser broadcast_axis broadcast_div",
+    NORMALISATION: "bert_layer_norm bert_add_norm layernorm contrib_div_sqrt_dim",
+    ACTIVATION: "bert_gelu bert_bias_gelu leakyrelu",
+    EMBEDDING: "bert_embed embedding broadcast_add",
+    # Most of bert_words is a product of the decoder's backward pass.
+    HEADS: "bert_gather bert_unpack bert_decode_loss bert_words gather_nd log_softmax pick argmax"
+    " broadcast_equal activation tanh sum mul_scalar negative slice_axis",
+    OPTIMIZER: "bert_lamb bert_global_norm bert_pack lamb_update_phase1 lamb_update_phase2"
+    " mp_lamb_update_phase1 mp_lamb_update_phase2 multi_sum_sq multi_lans_update multi_lamb_update all_finite"
+    " multi_all_finite dot sqrt norm clip",
+}
+_KIND = {name: kind for kind, names in _BY_NAME.items() for name in names.split()}
+# The same operator serves several ends; in the update it is the optimizer's.
+_ALSO_IN_UPDATES = {"sum", "mul_scalar", "negative", "concat", "add_n", "elemwise_add", "cast", "copyto",
+                    "copycpu2cpu", "copygpu2gpu", "zeros", "zeros_like", "setvalueop", "square", "plus",
+                    "plus_scalar", "broadcast_mul", "broadcast_add", "elemwise_mul", "amp_cast"}  # fmt: skip
+_COMMUNICATION = ("horovod", "byteps", "nccl", "kvstore")
+_HOLD = "hold"  # comm/byteps/library.py: arrays that wait for an exchange
+# comm/byteps/communicator.py, between the backward pass and the update: into buckets, the mean, out of them.
+_PACKING = {"concat", "slice_axis", "div_scalar"}
+_GRADIENT = "_backward_"
+
+
+def is_backward(name: str) -> bool:
+    """Whether the operator, or most of what is bulked in it, belongs to the backward pass."""
+    parts = name.split(",")
+    return 2 * sum(part.startswith(_GRADIENT) for part in parts) > len(parts)
+
+
+def is_bulk(name: str) -> bool:
+    """Whether the event stands for several operators, which cannot be told apart."""
+    return "," in name or name == "ImperativeBulk"
+
+
+def classify(names: Sequence[str]) -> list[str]:
+    """The kind of each operator.
+
+    Args:
+        names: of one queue's operators in the order in which they ran.
+    """
+    kinds = []
+    phase = "forward"
+    for index, name in enumerate(names):
+        plain = _plain(name)
+        kind = _KIND.get(plain, OTHER)
+        backward = name.startswith(_GRADIENT)
+        if name == _HOLD or name.lower().startswith(_COMMUNICATION):  # hands arrays to a library
+            kind = COMMUNICATION
+        elif is_bulk(name):
+            kind = OTHER
+        elif kind == OPTIMIZER:
+            phase = "update"
+        elif backward:
+            phase = "backward"
+        elif kind in (PRODUCTS, ATTENTION, EMBEDDING, NORMALISATION, ACTIVATION) and plain != "concat":
+            phase = "forward"
+        if plain in _PACKING and not backward and phase == "backward":
+            kind = COMMUNICATION
+        elif plain in _ALSO_IN_UPDATES and not backward:
+            kind = _by_phase(plain, kind, phase)
+        elif plain == "dropout":
+            neighbour = names[index + 1 : index + 2] if backward else names[max(index - 1, 0) : index]
+            kind = ATTENTION if [_plain(each) for each in neighbour] == ["softmax"] else NORMALISATION
+        kinds.append(kind)
+    return kinds
+
+
+def _by_phase(plain: str, kind: str, phase: str) -> str:
+    """Sums and copies: of the residual in the forward pass, of gradients after it."""
+    if phase == "update":
+        return OPTIMIZER
+    if plain == "add_n":  # where gradients of a residual meet
+        return NORMALISATION
+    if plain in ("elemwise_add", "plus", "copyto", "copycpu2cpu", "copygpu2gpu"):
+        return NORMALISATION if phase == "forward" and plain == "elemwise_add" else OPTIMIZER
+    if plain == "broadcast_add":  # positions to tokens
+        return EMBEDDING if phase == "forward" else OTHER
+    if plain == "elemwise_mul":  # by the weights of the masked positions
+        return HEADS
+    return kind
+
+
+def _plain(name: str) -> str:
+    if name.startswith(_GRADIENT):
+        name = name[len(_GRADIENT) :]
+    return name.strip("_").lower()
+
 
 STEP, END = "step ", "end of steps"  # marks in MXNet's trace: "step 10", ... and one after the last step
 DATA_WAIT, COPYING, WAITING = "data wait", "copying inputs", "waiting for the device"
 STAGE_WAIT = "waiting for a stage"  # for a message of the stage before or behind
 PYTHON = (DATA_WAIT, COPYING, WAITING, STAGE_WAIT)
 BEGINS, ENDS = f"{STAGE_WAIT}: begins", f"{STAGE_WAIT}: ends"  # marks in MXNet's trace
-_MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 30  # of a trace
 _FORMAT = "training.profile 1"
 _HELP = "write one with --profile of a training script, or with python -m training.profile"
 _COPIES = ("MXNDArraySyncCopyFromCPU",)
@@ -33,7 +139,7 @@ class Operator(NamedTuple):
     """One run of an operator; times in microseconds since the first step began."""
 
     name: str
-    kind: str  # of training.profiling.kinds.KINDS
+    kind: str  # of training.profiling.trace.KINDS
     start: float
     end: float
     queue: int  # operators of one queue follow each other
@@ -108,14 +214,15 @@ def from_mxnet(events: Sequence[dict[str, Any]], facts: dict[str, Any]) -> Trace
         for start, end, name, thread in _pairs(events, "b", "e", "MXNET_C_API")
         if thread == python_thread and not name.startswith("MXProfile")
     )
+    stage_waits = [
+        sorted(event["ts"] for event in events if event["ph"] == "n" and event["name"] == mark)
+        for mark in (BEGINS, ENDS)
+    ]
     python = {
         DATA_WAIT: _before_first_call(steps, calls),
         COPYING: [(start, end) for start, end, name in calls if name in _COPIES],
         WAITING: [(start, end) for start, end, name in calls if name in _WAITS],
-        STAGE_WAIT: [
-            (start - clock, end - clock)
-            for start, end in zip(*(_times(events, mark) for mark in (BEGINS, ENDS)))
-        ],
+        STAGE_WAIT: [(start - clock, end - clock) for start, end in zip(*stage_waits)],
     }
     return Trace(facts, clock, steps, sorted(operators, key=lambda each: each.start), python)
 
@@ -135,11 +242,6 @@ def _pairs(
         elif begun.get(key):
             spans.append((begun[key].pop(0), event["ts"], *key))
     return spans
-
-
-def _times(events: Sequence[dict[str, Any]], mark: str) -> list[float]:
-    """The times of a mark, in order."""
-    return sorted(event["ts"] for event in events if event["ph"] == "n" and event["name"] == mark)
 
 
 def _before_first_call(steps: Sequence[Step], calls: Sequence[tuple[float, float, str]]) -> list[Interval]:
@@ -209,7 +311,7 @@ def read_trace(path: str) -> Trace:
     Raises:
         InputError: the file is missing, damaged, or another program's.
     """
-    content = read_json(path)
+    content = read_json_file(path, MOST_BYTES)
     head = content.get("otherData") if isinstance(content, dict) else None
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
         raise InputError(f"{path} is no trace of training steps: {_HELP}")
@@ -217,11 +319,6 @@ def read_trace(path: str) -> Trace:
         return _from_chrome(content["traceEvents"], head)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is damaged ({type(error).__name__}: {error}): write it anew") from error
-
-
-def read_json(path: str) -> Any:
-    """The content of a JSON file. InputError when it is missing or damaged."""
-    return read_json_file(path, _MOST_BYTES)
 
 
 def _from_chrome(events: Sequence[dict[str, Any]], head: dict[str, Any]) -> Trace:

@@ -7,12 +7,11 @@ import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 from base import machine
 from base.errors import InputError
 from base.files import sha256_of
-from comm.base import Communicator
 from training.checkpoint import PARAMS, library_versions, list_steps, read_manifest, step_of
 from training.exchange import gathered
 from training.metrics import finite_or_none
@@ -34,31 +33,31 @@ _HASH_BITS = 40  # as many as `gathered` carries exactly
 
 
 @contextlib.contextmanager
-def recording(run: Run) -> Iterator[Recorder]:
-    """Keeps the results.json of a run, or of one of its stages; every rank calls it.
+def recording(run: Run) -> Iterator[Callable[[str], None]]:
+    """Keeps the results.json of a run, or of one of its stages; every rank calls it, rank 0 writes.
 
-    Whatever ends the block is recorded. A run that is called again after its end keeps the results it has.
+    A block that ends in order calls what it is given with the run's status; what else ends it is recorded. A
+    run that is called again after its end keeps the results it has.
     """
-    hosts = count_hosts(run.communicator)
+    kernel = hashlib.sha256(machine.running_kernel().encode()).hexdigest()
+    hosts = len(set(gathered(int(kernel, 16) >> (256 - _HASH_BITS), run.communicator)))
     folder = run.config.checkpoint.ckpt_dir
-    if run.communicator.rank != 0:
-        yield Recorder(folder, _setting(run, hosts, None, {}), active=False)
-        return
     before = _before(run)
+    last = None if run.plan.num_steps is None else run.start.begun + run.plan.num_steps
+    ended = before is not None and before.status == FINISHED and before.steps == run.start.step == last
+    if ended or run.communicator.rank != 0:
+        yield lambda status: None
+        return
     facts = machine.describe(ROOT)
     if run.model.device.device_type == "gpu":
         facts["gpu"] = machine.gpus()
-    recorder = Recorder(folder, _setting(run, hosts, before, facts), active=True)
-    if before is not None and before.status == FINISHED and before.steps == run.start.step == _last(run):
-        recorder = Recorder(folder, before, active=False)
+    recorder = Recorder(folder, _setting(run, hosts, before, facts))
     with recorder.recording(lambda: figures_of(run)):
-        yield recorder
+        yield lambda status: recorder.update(**figures_of(run), status=status)
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    """The fields of a result that follow from what a run has done until now; nothing on ranks but 0."""
-    if run.communicator.rank != 0:
-        return {}
+    """The fields of a result that follow from what a run has done until now; rank 0 calls it."""
     folder, stage = run.config.checkpoint.ckpt_dir, run.start.stage
     metrics = [each for each in read_metrics(folder) if each.get("stage") == stage]
     taken = [each for each in metrics if "lr" in each]
@@ -105,12 +104,6 @@ def sequences_of_step(run: Run) -> float:
     return sequences / run.inputs.max_seq_length if rest else whole
 
 
-def count_hosts(communicator: Communicator) -> int:
-    """Number of machines that the ranks run on; every rank calls it."""
-    kernel = hashlib.sha256(machine.running_kernel().encode()).hexdigest()
-    return len(set(gathered(int(kernel, 16) >> (256 - _HASH_BITS), communicator)))
-
-
 def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, Any]) -> Result:
     """The result of a run that begins, or goes on after `before`."""
     initial, about = run.start.initial, run.inputs.about
@@ -154,11 +147,6 @@ def _before(run: Run) -> Result | None:
     with contextlib.suppress(InputError):
         return read_result(folder)
     return None
-
-
-def _last(run: Run) -> int | None:
-    """The last step of the run or stage as planned; None where hours end it."""
-    return None if run.plan.num_steps is None else run.start.begun + run.plan.num_steps
 
 
 def _sha256_of_step(folder: str, step: int) -> str | None:

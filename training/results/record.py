@@ -124,25 +124,22 @@ class Result:
 
 
 class Recorder:
-    """Keeps the results.json of a run in `folder`, which exists. Only rank 0's is `active`; the others' does
-    nothing."""
+    """Keeps the results.json of a run in `folder`, which exists; rank 0's."""
 
-    def __init__(self, folder: str, result: Result, active: bool):
-        self._folder, self._active = folder, active
-        self.result = result
+    def __init__(self, folder: str, result: Result):
+        self._folder, self.result = folder, result
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the result, and writes it. TrainingError where the disk does not take it."""
         self.result = replace(self.result, **changes)
-        if self._active:
-            try:
-                write_result(self._folder, self.result)
-            except OSError as error:
-                path = os.path.join(self._folder, RESULTS_FILE)
-                raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
+        try:
+            write_result(self._folder, self.result)
+        except OSError as error:
+            path = os.path.join(self._folder, RESULTS_FILE)
+            raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
 
     @contextlib.contextmanager
-    def recording(self, figures: Callable[[], Mapping[str, Any]] = dict) -> Iterator[Recorder]:
+    def recording(self, figures: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
         """Writes the result as unfinished, and what ends the block if that is an exception, which goes on.
 
         A block that ends in order has called `update` with its outcome. `figures`: the fields that are known
@@ -150,7 +147,7 @@ class Recorder:
         """
         self.update(status=UNFINISHED, reason=None)
         try:
-            yield self
+            yield
         except BaseException as error:
             status, reason = outcome_of(error)
             known: Mapping[str, Any] = {}

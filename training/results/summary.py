@@ -13,6 +13,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from base.errors import InputError
 from base.tables import EMPTY, Row, Table
 from tasks.seeds import (
+    CONFIDENCE,
     FEWEST_SEEDS,
     Scores,
     Summary,
@@ -23,7 +24,12 @@ from tasks.seeds import (
 from training.results.members import Member, read_plan
 from training.results.record import FINISHED, UNFINISHED, Result, has_result, read_result
 
-CONFIDENCE = 0.95
+# For verdicts, for readers of a table.
+RULE = (
+    f"Runs with {FEWEST_SEEDS} seeds in common are compared seed by seed, by a paired t-test, others by "
+    "Welch's; two models are called different only if the p-value, adjusted by Holm's method over all "
+    f"pairs, is at most {1 - CONFIDENCE:.2g}. No difference shown does not say that there is none."
+)
 
 
 class Missing(NamedTuple):
@@ -48,7 +54,7 @@ class Setting:
     def of(self, score: str) -> Summary | None:
         """Mean and spread of a score; None where no member has it."""
         scores = self.scores.get(score)
-        return summarize(scores, CONFIDENCE) if scores else None
+        return summarize(scores) if scores else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Members:
     def verdicts(self) -> list[Verdict]:
         """Every pair of the search's settings by the score that decides, as one family of tests."""
         models = {name: scores for name, scores in self.models(self.main_score or "").items() if scores}
-        return compare_models(models, CONFIDENCE) if len(models) > 1 else []
+        return compare_models(models) if len(models) > 1 else []
 
 
 def read_members(folder: str) -> Members:
@@ -148,7 +154,8 @@ def members_tables(members: Members) -> list[Table]:
         summary = setting.of(name)
         assert summary is not None, "scores are named by those who have them"
         rows.append(Row([name, *_cells(summary)]))
-    title = f"{members.folder}: scores over {_runs(len(setting.scores.get(members.main_score or '', ())))}"
+    count = len(setting.scores.get(members.main_score or "", ()))
+    title = f"{members.folder}: scores over {count} run{'s' if count != 1 else ''}"
     notes = [_of_missing(setting)] if setting.missing else []
     notes += [f"±: standard deviation (n - 1). Interval: {CONFIDENCE:.0%} confidence, of the mean."]
     return [Table(title, ["score", "mean", "±", "interval", "runs", "values"], rows, 1, notes)]
@@ -215,7 +222,7 @@ def compared(members: Sequence[Members], score: str | None = None) -> list[Verdi
         names[each.folder] = found
     if len(names) < len(members):
         raise InputError(f"{members[0].folder} is named twice; name two folders to compare")
-    return compare_models(names, CONFIDENCE)
+    return compare_models(names)
 
 
 def comparison_table(members: Sequence[Members], score: str | None = None) -> Table:
@@ -229,7 +236,7 @@ def comparison_table(members: Sequence[Members], score: str | None = None) -> Ta
         rows.append(Row([each.folder, *_cells(summary)]))
     notes = [verdict.sentence(form_of(verdict.difference)) + "." for verdict in verdicts]
     notes += [_of_missing(each.settings[0]) for each in members if each.settings[0].missing]
-    notes.append(rule())
+    notes.append(RULE)
     return Table(f"{name} over seeds", ["runs", "mean", "±", "interval", "runs", "values"], rows, 1, notes)
 
 
@@ -253,15 +260,6 @@ def verdict_table(title: str, verdicts: Sequence[Verdict], models: Mapping[str, 
     return Table(title, head, rows, 2)
 
 
-def rule() -> str:
-    """The rule for verdicts, for readers of a table."""
-    return (
-        f"Runs with {FEWEST_SEEDS} seeds in common are compared seed by seed, by a paired t-test, others by "
-        "Welch's; two models are called different only if the p-value, adjusted by Holm's method over all "
-        f"pairs, is at most {1 - CONFIDENCE:.2g}. No difference shown does not say that there is none."
-    )
-
-
 def members_json(members: Members) -> dict[str, Any]:
     """The summary for programs."""
     best = members.best()
@@ -274,7 +272,7 @@ def members_json(members: Members) -> dict[str, Any]:
                 "setting": dict(each.values),
                 "scores": {
                     name: {
-                        **summarize(each.scores[name], CONFIDENCE)._asdict(),
+                        **summarize(each.scores[name])._asdict(),
                         "by_seed": {str(seed): value for seed, value in sorted(each.scores[name].items())},
                     }
                     for name in each.scores
@@ -302,10 +300,6 @@ def _cells(summary: Summary) -> list[str]:
         interval = f"{summary.mean - summary.half:{form}} to {summary.mean + summary.half:{form}}"
     values = ", ".join(format(value, form) for value in summary.values)
     return [format(summary.mean, form), deviation, interval, str(len(summary.values)), values]
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' if count != 1 else ''}"
 
 
 def _of_missing(setting: Setting) -> str:

@@ -1,22 +1,174 @@
-"""Parameters that a run begins with (--init_from): found, and compared with the run's model and vocabulary
-before mxnet is imported."""
+"""Parameters that a run begins with (--init_from): found among our checkpoints or in any file that
+`bert.weights.opening` reads, moved to another vocabulary (--init_vocab), and compared with the run's model
+and vocabulary before mxnet is imported."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Mapping, Sequence
 
+import numpy as np
+
 from base.errors import InputError
-from bert.configuration import BertConfig
+from bert.configuration import BertConfig, recorded_config
 from bert.weights.bare_params import check_finite, distinct_shapes
 from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING
+from bert.weights.opening import open_weights
 from bert.weights.tensors import Tensor, Weights
-from data.tokenizing.vocab import Vocabulary
-from training.checkpoint import Checkpoint, load_step, step_of
-from training.start.new_vocabulary import with_vocabulary
-from training.start.weights import find_weights
+from data.tokenizing.vocab import WORDPIECE, Vocabulary
+from training.checkpoint import (
+    BEST,
+    BEST_FILE,
+    PARAMS,
+    Checkpoint,
+    best_step,
+    list_steps,
+    load_step,
+    newest_complete,
+    params_path,
+    step_of,
+    verified,
+)
+from training.start.vocabulary import FILES, saved_vocabulary
 from training.start_options import RESETS, StartConfig
+
+_AT_STEP = re.compile(rf"(.+):(\d+|{BEST})")
+
+
+def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Weights:
+    """The weights that an option names.
+
+    Args:
+        given: a folder of our checkpoints, of which the newest complete one is taken (a folder that holds it
+            as `ckpt` will do); FOLDER:STEP, one of them, or FOLDER:best; or whatever `open_weights` reads.
+        flag: the option, for messages.
+        config: as `open_weights` has it.
+
+    Raises:
+        InputError: no such checkpoint, none that is complete, or as `open_weights`.
+    """
+    match = _AT_STEP.fullmatch(given)
+    if match and not os.path.exists(given):
+        folder = _checkpoint_folder(match[1]) or match[1]
+        if match[2] != BEST:
+            return _at_step(folder, int(match[2]), flag, config)
+        if not os.path.exists(os.path.join(folder, BEST_FILE)):
+            raise InputError(
+                f"{flag} {given}: no {BEST_FILE} there, which a run with --keep_best has; name a step"
+            )
+        return _at_step(folder, best_step(folder), flag, config)
+    folder = _checkpoint_folder(given)
+    if folder is not None:
+        passed_over: list[str] = []
+        found = newest_complete(folder, passed_over.append, needed=(PARAMS,))
+        if found is not None:
+            return _of_checkpoint(folder, found, flag, passed_over)
+        if list_steps(folder):
+            raise InputError(f"{flag} {folder} holds no complete checkpoint: {passed_over[0]}")
+        bare = max(name for name in os.listdir(folder) if step_of(name) is not None)
+        return open_weights(os.path.join(folder, bare), flag, config)
+    step, folder = step_of(given), os.path.dirname(given) or "."
+    if step is not None and step in list_steps(folder):
+        return _at_step(folder, step, flag, config)
+    return open_weights(given, flag, config)
+
+
+def _checkpoint_folder(given: str) -> str | None:
+    """The folder with numbered checkpoints that a path means; None for any other path."""
+    for folder in (given, os.path.join(given, "ckpt")):
+        if os.path.isdir(folder) and any(step_of(name) is not None for name in os.listdir(folder)):
+            return folder
+    return None
+
+
+def _at_step(folder: str, step: int, flag: str, config: BertConfig | None) -> Weights:
+    if step in list_steps(folder):
+        try:
+            found = verified(folder, step, needed=(PARAMS,))
+        except InputError as error:
+            raise InputError(f"{flag} {folder}:{step}: {error}") from error
+        return _of_checkpoint(folder, found, flag, [])
+    if os.path.isfile(params_path(folder, step)):
+        return open_weights(params_path(folder, step), flag, config)
+    steps = list_steps(folder)
+    available = f"available: {', '.join(map(str, steps))}" if steps else "it holds no checkpoints"
+    raise InputError(f"{flag} {folder}:{step}: no checkpoint of this step; {available}")
+
+
+def _of_checkpoint(folder: str, found: Checkpoint, flag: str, notes: Sequence[str]) -> Weights:
+    """Weights with what their manifest says of them, which is whole."""
+    manifest, path = found.manifest or {}, found.params_path
+    weights = open_weights(path, flag, recorded_config(manifest, f"{flag} {path}"))
+    options = manifest.get("options")
+    cased = options.get("cased") if isinstance(options, dict) else None
+    vocabulary, more = None, []
+    try:
+        vocabulary = saved_vocabulary(folder, manifest)
+    except InputError as error:
+        more = [f"{error}: left out"]
+    if vocabulary is not None and vocabulary.kind != WORDPIECE:
+        more = [f"the vocabulary is {FILES[vocabulary.kind]} beside it, which has no vocab.txt"]
+        vocabulary = None
+    if vocabulary is not None and len(vocabulary) > weights.vocab_size:
+        raise InputError(
+            f"{flag} {path} has embeddings of {weights.vocab_size} tokens, but the run's vocabulary in "
+            f"{folder} has {len(vocabulary)}; name the folder of one run"
+        )
+    tokens = None if vocabulary is None else vocabulary.tokens
+    return replace(weights, vocabulary=tokens, cased=cased, notes=(*notes, *weights.notes, *more))
+
+
+OF_TOKENS = (EMBEDDING, DECODER, DECODER_BIAS)  # parameters with a row for each token
+
+
+def with_vocabulary(
+    source: str, weights: Weights, tokens: Sequence[str] | None, rows: int
+) -> tuple[Weights, Sequence[int]]:
+    """The weights for other tokens.
+
+    Args:
+        source: the option and the weights, for messages.
+        tokens: the vocabulary, in the order of the ids; None where it is not known.
+        rows: of the word embedding, as many as there are tokens or more.
+
+    Returns:
+        The weights with so many rows, and the numbers of those that have to be drawn, which are zero until
+        then. The notes say how many tokens are kept.
+
+    Raises:
+        InputError: one of the vocabularies is not known.
+    """
+    if tokens is None:
+        raise InputError("--init_vocab: name this run's vocabulary with --vocab")
+    if weights.vocabulary is None:
+        raise InputError(
+            f"{source}: --init_vocab needs the vocabulary of these weights; put their vocab.txt beside them"
+        )
+    there = {token: number for number, token in enumerate(weights.vocabulary)}
+    places = np.full(rows, -1, np.int64)
+    places[: len(tokens)] = [there.get(token, -1) for token in tokens]
+    kept = np.flatnonzero(places >= 0)
+
+    def moved(tensor: Tensor) -> Tensor:
+        shape = (rows, *tensor.shape[1:])
+
+        def read() -> np.ndarray:
+            array = np.zeros(shape, tensor.dtype)
+            array[kept] = tensor.read()[places[kept]]
+            return array
+
+        return Tensor(shape, tensor.dtype, read)
+
+    note = (
+        f"--init_vocab: {len(kept):,} of {len(tokens):,} tokens keep the rows that they have in "
+        f"{weights.source}, {len(tokens) - len(kept):,} are drawn anew"
+    )
+    tensors = {name: moved(each) if name in OF_TOKENS else each for name, each in weights.tensors.items()}
+    found = replace(weights, tensors=tensors, vocabulary=tuple(tokens), notes=(*weights.notes, note))
+    return found, tuple(np.flatnonzero(places < 0).tolist())
+
 
 POSITIONS = "encoder.position_weight"
 _NETWORK = "a network of"
@@ -95,8 +247,7 @@ def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoin
     """The checkpoint of ours that the weights belong to."""
     step, checkpoint = step_of(weights.source), None
     if step is not None:
-        unsaid: list[str] = []  # of bare parameters only, which are an error
-        checkpoint = load_step(os.path.dirname(weights.source), step, unsaid.append)
+        checkpoint = load_step(os.path.dirname(weights.source), step)
     if checkpoint is None or checkpoint.manifest is None:
         kept = [name for name in RESETS if name not in start.resets]
         raise InputError(

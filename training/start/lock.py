@@ -18,8 +18,7 @@ from training.config import RunConfig
 from training.exchange import from_rank_0
 from training.left_behind import bring_back
 from training.report import read_metrics
-from training.start.decision import continuing, look
-from training.start.start import Start
+from training.start.start import Start, continuing, look
 
 LOCK_FILE = "run.lock"
 _POLL = 1.0  # seconds
@@ -118,8 +117,7 @@ def after_stage_1(config: RunConfig, end: int, communicator: Communicator) -> St
         InputError: on every rank, the checkpoint has been damaged since.
     """
     place = config.checkpoint.ckpt_dir
-    unsaid: list[str] = []  # of bare parameters only, and these are not
-    return _shared(lambda: continuing(config, load_step(place, end, unsaid.append)), communicator)
+    return _shared(lambda: continuing(config, load_step(place, end)), communicator)
 
 
 def _shared(make: Callable[[], Start], communicator: Communicator) -> Start:

@@ -18,8 +18,7 @@ from training.checkpoint import Checkpoint
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
-from training.start.initial import Initial
-from training.start.new_vocabulary import OF_TOKENS
+from training.start.initial import OF_TOKENS, Initial
 from training.start.start import Start
 from training.start_options import OPTIMIZER
 
@@ -102,7 +101,7 @@ def restore_states(start: Start, optimizer: Optimizer, communicator: Communicato
         if isinstance(optimizer, ShardedOptimizer):
             return optimizer.take(states, keeps)
         if states is not None:
-            optimizer.restore(states) if keeps else optimizer.restore_masters(states)
+            optimizer.restore(states, keeps)
     (optimizer.t,) = broadcast_json([optimizer.t], communicator)
     communicator.broadcast(list(optimizer.state_arrays().values()))
 

@@ -1,17 +1,32 @@
-"""The beginning of a run, as one value, and all that follows from it: the place in the data, the processes
-that count, and options that differ from the checkpoint's run. MXNet is not imported."""
+"""The beginning of a run, as one value: the decision, which rank 0 makes before MXNet is imported, and what
+follows from it: the place in the data, the processes that count, options that differ from the checkpoint's.
+
+A run goes on from a checkpoint of its own directory, takes the parameters of --init_from or published ones,
+or begins with random numbers. Two stages share a directory and count their steps through: stage 2's first
+step follows stage 1's last. The manifest of a checkpoint has `stage`, `begun` (the step after which the stage
+began), `num_steps` (its own, as planned; null where hours end it) and `ended`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import os
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from training.checkpoint import Checkpoint
+from base.errors import InputError
+from base.launchers import launched_rank
+from bert.configuration import recorded_config
+from bert.weights.bare_params import check_index, check_values, expected_shapes
+from bert.weights.names import DECODER, EMBEDDING, layer_of
+from bert.weights.params_file import read_index
+from training.checkpoint import Checkpoint, list_steps, load_step, newest_complete, read_manifest
 from training.config import OptimizationConfig, RunConfig
-from training.start.initial import Initial
-from training.start_options import DATA, OPTIMIZER, SCHEDULE
+from training.start.initial import Initial, Wanted
+from training.start_options import DATA, OPTIMIZER, RESETS, SCHEDULE
 
 
 @dataclass(frozen=True)
@@ -136,3 +151,242 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
             f"--budget_hours {hours:g}: the checkpoint does not say how long its run trained: 0 s"
         )
     return messages
+
+
+_NEEDED = ("options", "scaler", "skips", "blocks")  # entries of a manifest
+_NUMBERED = re.compile(r"\d+\.(params|states\.npz|json|aside)")
+
+FindInitial = Callable[[], "Initial | None"]
+
+
+def check_start(config: RunConfig, wanted: Wanted, find_initial: FindInitial) -> Start:
+    """Decides how the run begins. Every rank calls it; those but rank 0, which perhaps do not see its disk,
+    look at nothing.
+
+    Args:
+        config: of the run's first stage.
+        wanted: its model, with which checkpoints are compared.
+        find_initial: finds the parameters of --init_from, None without the option; called where they are
+            needed.
+
+    Raises:
+        InputError: naming the directory and what is wrong with it; as `find_initial`.
+    """
+
+    def decided() -> Start:
+        seen = look(config.checkpoint.ckpt_dir)
+        return replace(decide(config, wanted, find_initial), seen=seen, again=decided)
+
+    return Start(again=decided) if launched_rank(os.environ) else decided()
+
+
+def decide(config: RunConfig, wanted: Wanted, find_initial: FindInitial) -> Start:
+    """`check_start` on rank 0."""
+    place, ckpt_dir = config.checkpoint, config.checkpoint.ckpt_dir
+    # Whether the run is a stage 2 that needs the end of stage 1 in its own directory.
+    follows = config.start.stages == "2" and config.start.init_from is None
+    messages: list[str] = []
+    checkpoint = None
+    if os.path.exists(ckpt_dir) and not os.path.isdir(ckpt_dir):
+        raise InputError(f"--ckpt_dir {ckpt_dir} is a file; name a directory")
+    if place.start_step or place.resume or follows:
+        newest = newest_manifest(ckpt_dir, place.start_step)
+        if newest is not None:
+            _check_model(config, newest, wanted)  # before files of gigabytes are read
+        if place.start_step:
+            checkpoint = load_step(ckpt_dir, place.start_step)
+        else:
+            checkpoint = newest_complete(ckpt_dir, messages.append)
+    elif wanted.trains:
+        _check_unused(config)
+    if checkpoint is not None:
+        if checkpoint.manifest is None:
+            path = checkpoint.params_path
+            messages.append(f"{path} has no manifest: the optimizer's states start from zero")
+            _check_bare(config, checkpoint, wanted.vocab_size)
+        start = continuing(config, checkpoint)
+        if follows and not (place.resume or place.start_step or start.begins_stage_2):
+            _check_unused(config)  # --stages 2 with steps of its own
+    elif follows:
+        raise InputError(
+            f"--stages 2: --ckpt_dir {ckpt_dir} has no complete checkpoint of stage 1; train it there with "
+            "--stages 1 or both, or name the parameters with --init_from"
+        )
+    elif config.start.init_from and place.resume and list_steps(ckpt_dir):
+        raise InputError(
+            f"--ckpt_dir {ckpt_dir}: none of its checkpoints is complete "
+            f"({messages[0] if messages else 'they have vanished'}); name another directory, or remove them "
+            f"to begin again with --init_from {config.start.init_from}"
+        )
+    else:
+        start = _with_parameters(config, find_initial())
+    lacking = [name for name in _NEEDED if start.facts and name not in start.facts]
+    if lacking:
+        raise InputError(
+            f"the manifest of step {start.facts['step']} has no {' and no '.join(lacking)}, and a run cannot "
+            "go on with it; name another one with --start_step, or take its parameters with --init_from"
+        )
+    return replace(start, messages=(*messages, *start.messages))
+
+
+def continuing(config: RunConfig, checkpoint: Checkpoint) -> Start:
+    """The start from a checkpoint of the run's own directory.
+
+    Raises:
+        InputError: the checkpoint is not of a run with these stages.
+    """
+    facts = checkpoint.manifest or {}
+    stage = _stage_to_continue(config, facts)
+    start = Start(checkpoint.step, facts.get("begun", 0), stage, facts, checkpoint=checkpoint)
+    if stage != facts.get("stage"):
+        kept = {OPTIMIZER} if config.start.keep_optimizer_state else frozenset()
+        return replace(start, begun=checkpoint.step, resets=frozenset(RESETS) - kept)
+    return replace(start, resets=config.start.resets) if config.checkpoint.start_step else start
+
+
+def _with_parameters(config: RunConfig, initial: Initial | None) -> Start:
+    """The start without a checkpoint of the run's own: at step 0, unless the schedule of the checkpoint that
+    --init_from names is continued."""
+    stage, resets = config.start.stage, config.start.resets
+    if initial is None:
+        return Start(stage=stage, published=config.model.dataset_name if config.model.pretrained else None)
+    start = Start(
+        stage=stage,
+        resets=resets,
+        source=initial.source,
+        messages=tuple(initial.messages),
+        initial=initial,
+    )
+    if initial.checkpoint is None or resets == frozenset(RESETS):
+        return start
+    facts = initial.checkpoint.manifest or {}
+    start = replace(start, checkpoint=initial.checkpoint, facts=facts)
+    if not start.keeps(SCHEDULE):
+        return start
+    if facts.get("stage") != stage:
+        there = f"stage {facts['stage']}" if facts.get("stage") else "a run without stages"
+        raise InputError(
+            f"--init_from {config.start.init_from}: its schedule is that of {there}; reset it with "
+            f"--reset {','.join(name for name in RESETS if name in {*resets, SCHEDULE})}"
+        )
+    return replace(start, step=facts["step"], begun=facts.get("begun", 0))
+
+
+def _stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
+    """The stage that a run goes on with after a checkpoint of its own directory, with the manifest `facts`;
+    None for a run without stages. Raises InputError as `continuing`."""
+    stages, place, given = config.start.stages, config.checkpoint.ckpt_dir, config.optimization
+    stage, ended = facts.get("stage"), bool(facts.get("ended"))
+    if facts:
+        there = f"--ckpt_dir {place}: its checkpoint of step {facts['step']}"
+        elsewhere = f"start from it with --init_from {place}:{facts['step']} and another --ckpt_dir"
+    else:
+        there, elsewhere = f"--ckpt_dir {place}: its .params file", "name it with --init_from"
+    if stages is None:
+        if stage is not None and config.trains:
+            raise InputError(f"{there} is of stage {stage}; go on with --stages, or {elsewhere}")
+        return None
+    if stage is None:
+        raise InputError(f"--stages {stages}: {there} is of a run without stages; {elsewhere}")
+    if stage == 2 and stages == "1":
+        raise InputError(f"--stages 1: {there} is of stage 2 already; go on with --stages 2 or both")
+    taken = facts["step"] - facts.get("begun", 0)
+    if ended and config.start.stage == stage:
+        # Unless this run gives the stage other steps or passes, or more hours. Planned steps that follow from
+        # the number of processes may differ now; the stage has ended all the same.
+        if given.budget_hours is not None:
+            ended = facts["training_s"] >= given.budget_hours * 3600
+        else:
+            ended = given.num_steps in (None, taken)
+            if given.num_epochs is not None:
+                ended = ended and facts["options"].get("num_epochs") == given.num_epochs
+    if stage == 1 and stages == "2" and not ended:
+        planned = facts["num_steps"]
+        far = f"{taken} of {planned} steps" if planned else f"{facts['training_s'] / 3600:.3g} hours"
+        raise InputError(
+            f"--stages 2: {there} is of stage 1, which has not ended ({far}); end it with --stages 1 or "
+            "both, and --resume"
+        )
+    if stage == 1 and stages == "2" and config.start.init_from:
+        raise InputError(
+            f"--init_from {config.start.init_from}: {there} is the end of stage 1, which stage 2 would go "
+            "on from; leave --init_from out, or name another --ckpt_dir"
+        )
+    return 2 if stage == 1 and ended and stages != "1" else stage
+
+
+def look(ckpt_dir: str) -> frozenset[tuple[Any, ...]]:
+    """The files of checkpoints in a directory as they are now: another value once one has changed."""
+    found = []
+    if os.path.isdir(ckpt_dir):
+        for entry in os.scandir(ckpt_dir):
+            if _NUMBERED.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return frozenset(found)
+
+
+def newest_manifest(ckpt_dir: str, chosen: int = 0) -> dict[str, Any] | None:
+    """The newest readable manifest of those to continue from, or that of step `chosen`; None where there is
+    none."""
+    for step in reversed(list_steps(ckpt_dir)):
+        if chosen in (0, step):
+            with contextlib.suppress(InputError):
+                return read_manifest(ckpt_dir, step)
+    return None
+
+
+def _check_unused(config: RunConfig) -> None:
+    """Raises InputError where a run that begins anew would write over checkpoints of its directory."""
+    ckpt_dir = config.checkpoint.ckpt_dir
+    steps = list_steps(ckpt_dir)
+    if steps:
+        remedy = "continue them with --resume or name another directory"
+        if config.options.get("only_predict"):
+            remedy = "name another directory for the results of --only_predict"
+        raise InputError(f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; {remedy}")
+    bare = sorted(name for name, *_ in look(ckpt_dir) if name.endswith(".params"))
+    if bare:
+        raise InputError(
+            f"--ckpt_dir {ckpt_dir} holds {bare[-1]}, which this run could overwrite; continue from it with "
+            "--start_step or name another directory"
+        )
+
+
+def _check_model(config: RunConfig, manifest: dict[str, Any], wanted: Wanted) -> None:
+    """Raises InputError where a checkpoint of the directory has another model or vocabulary."""
+    there = f"--ckpt_dir {config.checkpoint.ckpt_dir}: its checkpoint of step {manifest['step']}"
+    facts = [
+        ("model", recorded_config(manifest, there).description, config.model.bert.description),
+        ("vocabulary size", manifest.get("vocab_size"), wanted.vocab_size),
+    ]
+    vocabulary = wanted.vocabulary
+    if vocabulary and manifest.get("vocab_sha256"):  # unknown for npz files and before a download
+        facts.append(("vocabulary sha256", manifest["vocab_sha256"][:12], vocabulary.sha256[:12]))
+    for name, made_with, needed in facts:
+        if made_with != needed:
+            raise InputError(
+                f"{there} has {name} {made_with}, this run {needed}; name the run's own directory, or the "
+                "model and vocabulary that it was trained with"
+            )
+
+
+def _check_bare(config: RunConfig, checkpoint: Checkpoint, vocab_size: int) -> None:
+    """Looks at a .params file without a manifest: its model, then every parameter and number. Raises
+    InputError."""
+    path, bert = checkpoint.params_path, config.model.bert
+    source = f"--start_step {config.checkpoint.start_step}: {path}"
+    arrays = read_index(path)
+    layers = len({layer_of(name) for name in arrays} - {None})
+    embedding = arrays.get(EMBEDDING, arrays.get(DECODER))
+    if embedding is None or len(embedding.shape) != 2 or not layers:
+        raise InputError(f"{source} is no BERT with GluonNLP's parameter names")
+    tokens, units = embedding.shape
+    if (layers, units, tokens) != (bert.layers, bert.units, vocab_size):
+        raise InputError(
+            f"{source} has {layers} layers, {units} units and {tokens} tokens, this run {bert.layers}, "
+            f"{bert.units} and {vocab_size}; name its model and vocabulary"
+        )
+    check_index(source, arrays, expected_shapes(bert, vocab_size), bert.tied)
+    check_values(source, arrays, bert.tied)

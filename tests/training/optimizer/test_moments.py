@@ -1,10 +1,13 @@
-"""Optimizers whose moments are bfloat16: what they compute, what a checkpoint takes of them, and conversions.
+"""Optimizers whose moments are bfloat16: what they compute, what a checkpoint takes of them, and conversions;
+runs with --optimizer_state bfloat16: resumed, with the other type, and estimated.
 
 tests/bert/operators/test_bfloat16_moments.py has a single update, rounding by rounding.
 """
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -23,9 +26,10 @@ from tests.training.optimizer.test_optimizer import (
     random_gradients,
     random_weights,
 )
-from training.optimizer.moments import Bfloat16Moment, MomentType, check_moments, converted
+from tests.training.small_runs import command, parts_of, trained
+from training.estimate import estimate
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.update_rule import Rule
+from training.optimizer.update import Bfloat16Moment, MomentType, Rule, check_moments, converted
 
 if not load_operators():
     pytest.skip("the fused operators have not been built", allow_module_level=True)
@@ -153,20 +157,80 @@ def test_a_master_is_float32() -> None:
         Optimizer("lamb", NAMES, weights).restore(state)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"native": False}, {"moments": MomentType("float16")}, {"moments": MomentType("bfloat16", -1)}],
-    ids=str,
-)
-def test_wrong_arguments(change: dict[str, Any]) -> None:
-    arguments = {"native": True, "moments": MomentType("bfloat16"), **change}
-    with pytest.raises(ValueError, match="moments"):
-        Optimizer("lamb", NAMES, on_device(random_weights()), **arguments)
-
-
 def test_bfloat16_needs_the_fused_operators() -> None:
     check_moments("float32", "mxnet", False)
     check_moments("bfloat16", "fused", False)
     for on_gpu, remedy in ((False, "make setup"), (True, "GPUs")):
         with pytest.raises(InputError, match=f"^--optimizer_state bfloat16 needs the fused .*{remedy}"):
             check_moments("bfloat16", "mxnet", on_gpu)
+
+
+WORDS = ("--operators", "fused", "--num_steps", "6", "--ckpt_interval", "3", "--log_interval", "1")
+LOW = ("--optimizer_state", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert trained(folder, *WORDS, *LOW, "--seed", "3") == 0
+    return folder
+
+
+def half_of(whole: Path, folder: Path) -> Path:
+    """The same run, ended at its first checkpoint."""
+    folder.mkdir()
+    for file in whole.glob("0000003.*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def states(folder: Path, step: int = 6) -> dict[str, np.ndarray]:
+    with np.load(folder / f"{step:07d}.states.npz", allow_pickle=False) as file:
+        return dict(file)
+
+
+def test_checkpoints_have_the_moments_in_their_type(whole: Path) -> None:
+    found = states(whole)
+    assert {str(array.dtype) for name, array in found.items() if name != "t"} == {str(BFLOAT16)}
+    assert found["t"] == 6
+    assert '\noptimizer_state: "bfloat16"\n' in (whole / "run.yaml").read_text()
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(whole: Path, tmp_path: Path) -> None:
+    folder = half_of(whole, tmp_path / "half")
+    assert trained(folder, *WORDS, *LOW, "--resume") == 0  # the seed is the checkpoint's
+    for name in ("0000006.params", "0000006.states.npz"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_run_goes_on_with_the_other_type(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = half_of(whole, tmp_path / "half")
+    assert trained(folder, *WORDS, "--resume") == 0
+    message = "--optimizer_state float32: the checkpoint's run had bfloat16; its moments are converted"
+    assert message in "".join(capsys.readouterr())
+    assert {array.dtype for name, array in states(folder).items() if name != "t"} == {np.dtype(np.float32)}
+
+    for file in folder.glob("0000003.*"):  # and back again
+        file.unlink()
+    words = [*WORDS, *LOW, "--resume"]
+    words[words.index("6")] = "7"
+    assert trained(folder, *words) == 0
+    assert message.replace("float32", "x").replace("bfloat16", "float32").replace("x", "bfloat16") in "".join(
+        capsys.readouterr()
+    )
+    assert {array.dtype for name, array in states(folder, 7).items() if name != "t"} == {BFLOAT16}
+
+
+def test_the_estimate_counts_it(tmp_path: Path) -> None:
+    def of(*words: Any) -> Any:
+        (part,) = parts_of(command(tmp_path / "run", *WORDS, *words))
+        return estimate(part, "local", {})
+
+    full, low = of(), of(*LOW)
+    count = full.parts["optimizer states"] // 8
+    assert low.parts["optimizer states"] == 4 * count
+    assert full.copied - low.copied == 4 * count
+    assert full.of_process - low.of_process == 4 * count

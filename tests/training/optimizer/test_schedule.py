@@ -7,44 +7,17 @@ import pytest
 from training.optimizer.schedule import Schedule
 
 
-def test_hand_calculated_values() -> None:
-    schedule = Schedule(num_steps=10, lr=1.0, warmup_steps=4)
-    expected = [0.25, 0.5, 0.75, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0]
-    assert [schedule(step) for step in range(1, 11)] == pytest.approx(expected, abs=1e-15)
-    assert schedule(11) == 0.0
-
-
-def test_end_lr_and_power() -> None:
-    schedule = Schedule(num_steps=6, lr=1.0, warmup_steps=2, end_lr=0.2, power=2.0)
-    expected = [0.5, 1.0, 0.2 + 0.8 * 9 / 16, 0.2 + 0.8 * 4 / 16, 0.2 + 0.8 / 16, 0.2, 0.2]
-    assert [schedule(step) for step in range(1, 8)] == pytest.approx(expected)
-
-
-def test_without_warmup_the_first_step_already_decays() -> None:
-    assert [Schedule(num_steps=4, lr=1.0)(step) for step in range(1, 5)] == pytest.approx(
-        [0.75, 0.5, 0.25, 0.0]
-    )
-
-
-def test_warmup_that_lasts_all_steps() -> None:
-    schedule = Schedule(num_steps=4, lr=1.0, warmup_steps=4)
-    assert [schedule(step) for step in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 0.0]
-
-
-def test_wrong_arguments() -> None:
-    wrong = {
-        "num_steps": [0], "warmup_steps": [-1, 11], "lr": [0.0, math.nan, math.inf], "end_lr": [-0.1, 1.1],
-        "power": [0.0, math.nan], "cooldown_steps": [0, -1, 9],
-    }  # fmt: skip
-    for name, values in wrong.items():
-        for value in values:
-            with pytest.raises(ValueError, match=name):
-                Schedule(**{"num_steps": 10, "lr": 1.0, "warmup_steps": 2, name: value})
-
-
-def test_steps_count_from_one() -> None:
-    with pytest.raises(ValueError, match="from 1"):
-        Schedule(10, 1.0)(0)
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        (Schedule(10, 1.0, 4), [0.25, 0.5, 0.75, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0]),
+        (Schedule(6, 1.0, 2, 0.2, 2.0), [0.5, 1, 0.2 + 0.8 * 9 / 16, 0.2 + 0.8 * 4 / 16, 0.25, 0.2, 0.2]),
+        (Schedule(4, 1.0), [0.75, 0.5, 0.25, 0.0]),
+        (Schedule(4, 1.0, 4), [0.25, 0.5, 0.75, 1.0, 0.0]),
+    ],
+)
+def test_hand_calculated_values(schedule: Schedule, expected: list[float]) -> None:
+    assert [schedule(step) for step in range(1, len(expected) + 1)] == pytest.approx(expected, abs=1e-15)
 
 
 def test_polynomial_is_the_papers_bit_for_bit() -> None:

@@ -15,7 +15,7 @@ from tests.training.small_runs import command, parts_of
 from training.checkpoint import list_steps
 from training.estimate import estimate
 from training.optimizer.shards import ShardedOptimizer, shares
-from training.optimizer.update_rule import Rule
+from training.optimizer.update import Rule
 
 WORKER = """
 import os
@@ -29,7 +29,7 @@ import numpy as np
 from bert.operators import load_operators
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.update_rule import Rule
+from training.optimizer.update import Rule
 
 def weights(dtype):
     drawn = np.random.default_rng(1)

@@ -18,16 +18,17 @@ from bert.weights.bare_params import distinct_shapes
 from bert.weights.names import EMBEDDING
 from tests.faults.test_bad_values import parts_of
 from tests.processes import ROOT
-from training.estimate import estimate, stage_table
-from training.pipeline.split import Costs, Split, balanced_split, given_split, make_split
-from training.pipeline.work import (
+from training.estimate import (
     counted_costs,
     ends_of,
+    estimate,
     evenness,
     parts_of_work,
     run_split,
     stage_parameters,
+    stage_table,
 )
+from training.pipeline.split import Costs, Split, balanced_split, given_split, make_split
 
 LARGE = named_config("bert_24_1024_16")
 BATCH = Batch(8, 128, 20)

@@ -13,7 +13,7 @@ from bert.operators import choose_operators
 from tests.training import small_runs
 from tests.training.small_runs import SANE, trained
 from training import utilisation
-from training.profiling.peak import ROWS, matrix_peak
+from training.utilisation import ROWS, matrix_peak
 
 
 def numpys_rate() -> float:

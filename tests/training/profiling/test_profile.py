@@ -14,36 +14,33 @@ from base.tables import terminal
 from bert.operators import load_operators
 from tests.processes import run_command
 from training.profile import main
-from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops
+from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops, table
 from training.profiling.intervals import clip, intersect, shared, subtract, total, union
-from training.profiling.kinds import (
+from training.profiling.profiler import separate_operators
+from training.profiling.stages import FIGURES, stage_figures, staged
+from training.profiling.trace import (
     ACTIVATION,
     ATTENTION,
+    BEGINS,
     COMMUNICATION,
+    COPYING,
+    DATA_WAIT,
     EMBEDDING,
+    ENDS,
     HEADS,
     NORMALISATION,
     OPTIMIZER,
     OTHER,
     PRODUCTS,
-    classify,
-    is_backward,
-    is_bulk,
-)
-from training.profiling.profiler import separate_operators
-from training.profiling.stages import FIGURES, stage_figures, staged
-from training.profiling.table import table
-from training.profiling.trace import (
-    BEGINS,
-    COPYING,
-    DATA_WAIT,
-    ENDS,
     STAGE_WAIT,
     WAITING,
     Operator,
     Step,
     Trace,
+    classify,
     from_mxnet,
+    is_backward,
+    is_bulk,
     read_trace,
     write_trace,
 )
@@ -293,14 +290,10 @@ class TestCommand:
             main([str(path)])
         assert str(path) in str(raised.value)
 
-    def test_a_folder_that_is_not_there(self, tmp_path):
-        write_trace(str(tmp_path / "t.json"), hand_made())
-        with pytest.raises(InputError, match="--out .* cannot be written"):
-            main([str(tmp_path / "t.json"), "--out", str(tmp_path / "none" / "x")])
-
-    def test_a_folder_that_is_not_there_is_found_before_any_step(self, tmp_path):
-        with pytest.raises(InputError, match=f"^--out {tmp_path}/none/x: cannot be written"):
-            main(["--model", "no_such_model", "--out", str(tmp_path / "none" / "x")])
+    def test_a_folder_that_is_not_there_is_found_before_anything_is_read(self, tmp_path):
+        for words in (["--model", "no_such_model"], ["no_such_trace.json"]):
+            with pytest.raises(InputError, match=f"^--out {tmp_path}/none/x: cannot be written"):
+                main([*words, "--out", str(tmp_path / "none" / "x")])
 
     def test_operators_cannot_be_separated_after_the_import(self):
         with pytest.raises(RuntimeError, match="before mxnet"):

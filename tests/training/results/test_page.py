@@ -13,7 +13,7 @@ from base.errors import InputError
 from tests.pages import checked, look_at, samples_behind
 from tests.processes import run_command
 from tests.training.results.made import PRETRAINED, seeds, written
-from training.results.plots import read_curves
+from training.results.page import read_curves
 
 HOSTILE = "_$\\x <script>alert(1)<_script> [a](https:x) \x01"
 

@@ -108,7 +108,7 @@ class TestEnds:
     )
     def test_an_exception_is_recorded_and_goes_on(self, tmp_path, error, status, reason):
         assert outcome_of(error) == (status, reason)
-        recorder = Recorder(str(tmp_path), RUN, active=True)
+        recorder = Recorder(str(tmp_path), RUN)
         with pytest.raises(type(error)), recorder.recording(lambda: {"steps": 9}):
             assert read_result(str(tmp_path)).status == UNFINISHED, "what a kill would leave"
             raise error
@@ -119,14 +119,9 @@ class TestEnds:
         def no_memory() -> Any:
             raise MemoryError
 
-        with pytest.raises(NotFiniteError), Recorder(str(tmp_path), RUN, active=True).recording(no_memory):
+        with pytest.raises(NotFiniteError), Recorder(str(tmp_path), RUN).recording(no_memory):
             raise NotFiniteError("at step 1")
         assert read_result(str(tmp_path)).status == NOT_FINITE
-
-    def test_other_ranks_write_nothing(self, tmp_path):
-        with Recorder(str(tmp_path), RUN, active=False).recording() as recorder:
-            recorder.update(status=FINISHED)
-        assert list(tmp_path.iterdir()) == []
 
 
 LINES = [

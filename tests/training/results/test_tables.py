@@ -12,11 +12,13 @@ from base.errors import InputError
 from base.tables import EMPTY, terminal
 from tests.training.results.made import PRETRAINED, TUNED, seeds, written
 from training.results.record import FINISHED, NO_MEMORY, NOT_FINITE, UNFINISHED, Result, Speed, Stage
-from training.results.runs import Run, find_runs, parts_of
 from training.results.tables import (
     TABLES,
+    Run,
     Values,
+    find_runs,
     instance_table,
+    parts_of,
     phase_table,
     run_table,
     scaling_table,
