@@ -11,7 +11,7 @@ import numpy as np
 from data.inspection.decoding import KEPT, MASKED, REPLACED
 from data.options import BatchingConfig
 from data.pretraining.batches import PretrainingBatches
-from data.pretraining.buckets import length_counts, padded_to
+from data.pretraining.buckets import padded_to
 from data.pretraining.randomness import draw
 from data.pretraining.sources import Source
 from data.sharing import Share
@@ -216,11 +216,6 @@ def _sentence_hashes(store: TokenStore) -> np.ndarray:
     return hashes
 
 
-def length_facts(source: Source, seed: int, epoch: int) -> dict[str, Any]:
-    """Lengths of the epoch's sequences in tokens, with [CLS] and [SEP], all of them."""
-    return spread(length_counts(source.lengths(seed, epoch)))
-
-
 def repeated_sequences(
     store: TokenStore, vocab: Vocabulary, limit: int = SEARCHED_TOKENS
 ) -> list[dict[str, Any]]:
@@ -240,7 +235,10 @@ def repeated_sequences(
             if vocab.unk_id in ids or (length > 1 and len(set(ids)) == 1):  # "- - -" is one token's share
                 continue
             tokens = [vocab.tokens[index] for index in ids]
-            joined = "".join(_bare(token) for token in tokens)
+            joined = "".join(
+                token[2:] if token.startswith("##") and len(token) > 2 else token.replace(WORD_START, "")
+                for token in tokens
+            )
             share = count * length / total
             marker = length > 1 and _MARKER.fullmatch(joined.lower()) is not None
             least = MARKER_SHARE if marker else SINGLE_SHARE if length == 1 else SEQUENCE_SHARE
@@ -277,10 +275,6 @@ def _most_frequent(parts: list[np.ndarray], length: int) -> list[tuple[tuple[int
         ids = tuple(parts[number][offset : offset + length].tolist())
         result.append((ids, int(counts[index])))
     return result
-
-
-def _bare(token: str) -> str:
-    return token[2:] if token.startswith("##") and len(token) > 2 else token.replace(WORD_START, "")
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -12,8 +12,7 @@ import pytest
 
 from base.errors import InputError
 from comm.local import LocalCommunicator
-from data.fingerprint import fingerprint
-from data.opening import DataFiles
+from data.opening import DataFiles, fingerprint
 from tests.faults import disagree
 from tests.processes import LIMIT, ROOT, start_command
 from tests.training.small_runs import parts_of
