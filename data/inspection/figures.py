@@ -11,7 +11,7 @@ import numpy as np
 from data.inspection.decoding import KEPT, MASKED, REPLACED
 from data.options import BatchingConfig
 from data.pretraining.batches import PretrainingBatches
-from data.pretraining.buckets import padded_to
+from data.pretraining.buckets import length_counts, padded_to
 from data.pretraining.randomness import draw
 from data.pretraining.sources import Source
 from data.sharing import Share
@@ -25,7 +25,6 @@ SAMPLED_TOKENS = 1 << 24  # of a token store, whose frequencies are counted
 FREQUENT_TOKENS = 20
 _ROWS = 512
 _SENTENCE_BLOCK = 1 << 15
-_BLOCK = 1 << 20
 
 # Of sequences of tokens that make up more of a text than words of a language do: mark-up, boilerplate.
 SEARCHED_TOKENS = 1 << 19
@@ -55,15 +54,6 @@ def spread(counts: np.ndarray) -> dict[str, Any]:
         "largest": int(occurring[-1]),
         "counts": [[int(value), int(counts[value])] for value in occurring],
     }
-
-
-def difference_counts(ends: np.ndarray, most: int) -> np.ndarray:
-    """Numbers of neighbours in `ends` (rising, int64, (N + 1,)) that differ by 0, 1, ..., `most` or more."""
-    counts = np.zeros(most + 1, dtype=np.int64)
-    for start in range(0, len(ends) - 1, _BLOCK):
-        differences = np.diff(ends[start : start + _BLOCK + 1])
-        counts += np.bincount(np.minimum(differences, most), minlength=most + 1)
-    return counts
 
 
 def batch_facts(source: Source, batching: BatchingConfig, seed: int, epoch: int) -> dict[str, Any]:
@@ -191,8 +181,8 @@ def token_facts(occurrences: np.ndarray, vocab: Vocabulary | None) -> dict[str, 
 def text_facts(store: TokenStore) -> dict[str, Any]:
     """Lengths of sentences in tokens (those above 512 count as 512) and of documents in sentences (64), and
     the sentences that stand in the text before, token by token, which takes 8 bytes of memory a sentence."""
-    sentences = spread(difference_counts(store.sentences, 512))
-    documents = spread(difference_counts(store.documents, 64))
+    sentences = spread(length_counts(np.minimum(np.diff(store.sentences), 512)))
+    documents = spread(length_counts(np.minimum(np.diff(store.documents), 64)))
     store.check()
     sentences["mean"] = store.num_tokens / store.num_sentences
     documents["mean"] = store.num_sentences / store.num_documents
