@@ -35,13 +35,23 @@ from base.tables import EMPTY, Row, Table, terminal
 from base.threads import set_threads
 from bert.weights.names import MASKED_LM
 from bert.weights.tensors import Weights
-from data.minimal_pairs.accuracy import Accuracies, Accuracy, accuracies
-from data.minimal_pairs.copies import METRICS, WORD_L2R, Sentence, batches, to_score, tokens_in
-from data.minimal_pairs.plot import draw_accuracies
-from data.minimal_pairs.read import MinimalPair, pair_files, read_pairs
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.minimal_pairs import (
+    METRICS,
+    WORD_L2R,
+    Accuracies,
+    Accuracy,
+    MinimalPair,
+    Sentence,
+    accuracies,
+    batches,
+    draw_accuracies,
+    pair_files,
+    read_pairs,
+    to_score,
+    tokens_in,
+)
+from data.tokenizing.tokenizer import TokenizerSettings, lists_of
 from data.tokenizing.vocab import Vocabulary
-from data.tokenizing.wordpiece import lists_of
 from training.entry import exit_code
 from training.pretrained_options import (
     PretrainedConfig,

@@ -36,7 +36,7 @@ from base.tables import EMPTY, Row, Table, terminal
 from bench.harness import Measurement, finish, given_text, take_rounds
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
-from data.masked_copies import CopiesConfig, masked_plan
+from data.export import CopiesConfig, text_rows
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.prefetch import Prefetcher
@@ -152,7 +152,7 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
             sources[f"ours, {length}{', whole words' if words else ''}"] = source
         stored = os.path.join(folder, f"stored-{length}")
         copies = CopiesConfig(MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions))
-        build_columns(stored, masked_plan([built.directory], copies), num_workers=1)
+        build_columns(stored, text_rows([built.directory], copies).plan, num_workers=1)
         sources[f"ours, {length}, stored masks"] = InstanceSource(InstanceStore.open(stored), vocab.pad_id)
     return sources
 

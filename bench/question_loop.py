@@ -20,8 +20,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from data.questions.answers import AnswerSettings
 from data.questions.squad_files import Questions
 from data.questions.windows import WindowSettings
+from data.tokenizing.tokenizer import MAX_CHARS_PER_WORD, bert_normalizer
 from data.tokenizing.vocab import Vocabulary
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer
 
 _SPACES = " \t\r\n\u202f"
 

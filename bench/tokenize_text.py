@@ -25,8 +25,8 @@ from bench.harness import NOTICE, Measurement, given_text, take_rounds
 from bench.question_loop import hugging_face
 from bench.raw_path import gluonnlp_tokenizer
 from data.text.corpus import sentences
+from data.tokenizing.tokenizer import WordPieceTokenizer, lists_of
 from data.tokenizing.vocab import Vocabulary, load_vocab
-from data.tokenizing.wordpiece import WordPieceTokenizer, lists_of
 from training.entry import exit_code
 
 LINES_PER_CALL = 1000

@@ -39,7 +39,7 @@ from comparison.report import BUSY, PLANNING, Report, as_json, write_text
 from comparison.settings import Turn, order_of_repeat
 
 PLAN, LOCK = "plan.json", "lock"
-LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
+LAUNCHES = "launches"  # of training runs, see comparison.runs.record
 REPEATS = "repeats"  # in the plan: the one value that may change, upwards
 PACKAGES = ("mxnet", "gluonnlp", "horovod", "byteps", "numpy", "onednn-cpu-gomp")
 # Of the environment, what changes how training runs.

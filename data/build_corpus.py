@@ -21,10 +21,8 @@ from typing import Any, Iterable, Iterator, Sequence
 from base.command_line import OptionParser, path_name, path_names, whole
 from base.errors import InputError
 from base.progress import Printed
-from data.corpus_files import Document, finished, held_out, save_report, write_corpus
-from data.debian.packages import Package, fetch_package
-from data.debian.sources import SOURCES, Source
-from data.embedded import python_documents
+from data.debian import SOURCES, Package, Source, fetch_package
+from data.embedded import Document, finished, held_out, python_documents, save_report, write_corpus
 from data.text.corpus import documents as text_documents
 from data.text.corpus import expand_inputs
 from data.text.prose import plain_punctuation, whole_sentence
@@ -71,10 +69,9 @@ class Collected:
         self.kept += kept
         self.aside += aside
         source = {"name": name, "version": version, "licence": licence, "about": about, "words": words}
-        source.update(sentences=len(sentences), documents=len(kept), eval_documents=len(aside))
+        counts = {"sentences": len(sentences), "documents": len(kept), "eval_documents": len(aside)}
         # Sentences that `whole_sentence` rejects, and those that stood before in this corpus
-        source.update(not_whole=not_whole, duplicates=duplicates)
-        self.sources.append(source)
+        self.sources.append({**source, **counts, "not_whole": not_whole, "duplicates": duplicates})
         print(
             f"{name} {version} ({licence}): {words:,} words, {len(sentences):,} sentences; left out "
             f"{not_whole:,} that are not whole, {duplicates:,} duplicates",
@@ -163,7 +160,9 @@ def _add_packages(collected: Collected, packages: Sequence[str], output: str) ->
             package = fetch_package(source.package, os.path.join(scratch, "package"))
             documents = _whole_sentences(source, package)
             collected.add(package.name, package.version, source.licence, source.about, documents)
-            _keep_licence(package, output)
+            stated = os.path.join(package.folder, "usr/share/doc", package.name, "copyright")
+            os.makedirs(os.path.join(output, "licences"), exist_ok=True)
+            shutil.copyfile(stated, os.path.join(output, "licences", f"{package.name}.txt"))
     collected.add(
         *("cpython", sys.version.split()[0], "PSF-2", "this Python's help pages and docstrings"),
         (
@@ -184,13 +183,6 @@ def _whole_sentences(source: Source, package: Package) -> Iterator[Iterator[str 
             f"Debian package {package.name} {package.version} has no text in its usual place; leave "
             f"{source.package} out of --packages"
         )
-
-
-def _keep_licence(package: Package, output: str) -> None:
-    folder = os.path.join(output, "licences")
-    os.makedirs(folder, exist_ok=True)
-    stated = os.path.join(package.folder, "usr/share/doc", package.name, "copyright")
-    shutil.copyfile(stated, os.path.join(folder, f"{package.name}.txt"))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ import numpy as np
 
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
+from data.formats.files import write_instances
 from data.formats.npz import BoundedFile, read_header
 from data.formats.records import (
     BLOCK_INSTANCES,
@@ -29,7 +30,6 @@ from data.formats.records import (
     check_type,
     checked,
 )
-from data.formats.write import write_instances
 from data.options import MAX_POSITIONS
 from data.text.corpus import expand_inputs
 
@@ -126,21 +126,13 @@ class _StandInArray:
         _, self.shape, self.dtype, self.fortran, self.content = state
 
 
-def _reconstruct(*_: object) -> _StandInArray:
-    return _StandInArray()
-
-
-def _encode(text: str, *_: object) -> bytes:
-    return text.encode("latin1")  # how pickle protocol 2 writes bytes
-
-
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         stand_ins = {
-            ("multiarray", "_reconstruct"): _reconstruct,
+            ("multiarray", "_reconstruct"): lambda *_: _StandInArray(),
             ("numpy", "ndarray"): _StandInArray,
             ("numpy", "dtype"): _StandInDtype,
-            ("_codecs", "encode"): _encode,
+            ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),  # pickle protocol 2's bytes
         }
         short = "multiarray" if module in ("numpy.core.multiarray", "numpy._core.multiarray") else module
         if (short, name) not in stand_ins:

@@ -2,25 +2,35 @@
 
     python -m data.embedded --output runs/embedded [--vocab_size 4096]
 
-writes corpus/train-*.txt, corpus/eval.txt (held-out documents), vocab.txt and corpus.json.
+writes corpus/train-*.txt, corpus/eval.txt (held-out documents), vocab.txt and corpus.json, which has the
+settings and the sizes of the others: what is not whole is built again. data.build_corpus writes the same.
 """
 
 from __future__ import annotations
 
 import ast
+import glob
+import hashlib
+import json
 import os
 import sys
 import sysconfig
+import tempfile
 import warnings
 from collections import deque
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, List, Mapping, Sequence
 
 from base.command_line import OptionParser, path_name, whole
 from base.errors import InputError
-from data.corpus_files import finished, held_out, save_report, write_corpus
+from base.files import replacing
+from base.json_files import read_json_object
+from base.progress import SILENT, Progress
+from data.store.tokens import cached_store, entropy, token_counts
+from data.text.corpus import expand_inputs
 from data.text.prose import prose_sentences
-from data.tokenizing.vocab import MAX_VOCAB_SIZE
-from data.train_vocab import MIN_VOCAB_SIZE
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
+from data.train_vocab import MIN_VOCAB_SIZE, TrainingText, train_wordpiece
 
 VERSION = 1  # raise when the same Python would give other files
 EVAL_SHARE = 0.03  # of the text, held out as whole documents
@@ -39,8 +49,11 @@ def python_documents(library: str) -> Iterator[tuple[str, list[str]]]:
     that is missing or does not parse is left out.
     """
     topics = os.path.join(library, "pydoc_data", "topics.py")
-    for name, text in _help_topics(topics):
-        yield f"topic {name}", list(dict.fromkeys(prose_sentences(text)))
+    tree = _parse(topics)
+    for statement in tree.body if tree is not None else []:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Dict):
+            for name, text in sorted(ast.literal_eval(statement.value).items()):
+                yield f"topic {name}", list(dict.fromkeys(prose_sentences(text)))
     for path in _sources(library):
         if path != topics:
             sentences = dict.fromkeys(
@@ -95,13 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _help_topics(path: str) -> Iterator[tuple[str, str]]:
-    tree = _parse(path)
-    for statement in tree.body if tree is not None else []:
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Dict):
-            yield from sorted(ast.literal_eval(statement.value).items())
-
-
 def _sources(library: str) -> Iterator[str]:
     for directory, subdirectories, names in os.walk(library):
         subdirectories[:] = sorted(
@@ -133,6 +139,88 @@ def _parse(path: str) -> ast.Module | None:
             return ast.parse(handle.read())
     except (OSError, SyntaxError, ValueError):
         return None
+
+
+TRAIN_FILES = 8
+_REPORT = "corpus.json"
+_FILES = (*(f"corpus/train-{index}.txt" for index in range(TRAIN_FILES)), "corpus/eval.txt", "vocab.txt")
+Document = List[str]  # noqa: UP006 (Python 3.9 evaluates it); its sentences
+
+
+def held_out(
+    documents: list[Document], share: float, largest: float = 1 / 8
+) -> tuple[list[Document], list[Document]]:
+    """Training and held-out documents, each in their order.
+
+    Documents are taken in the order of a hash of their text until they make up the share; one that is the
+    part `largest` of it by itself, or more, is passed over, so that several subjects are held out.
+    """
+    sizes = [sum(len(sentence) for sentence in document) for document in documents]
+    wanted = share * sum(sizes)
+    hashes = [hashlib.sha256("\n".join(document).encode("utf-8")).digest() for document in documents]
+    chosen = set()
+    for index in sorted(range(len(documents)), key=hashes.__getitem__):
+        if wanted > 0 and sizes[index] < largest * share * sum(sizes):
+            chosen.add(index)
+            wanted -= sizes[index]
+    kept = [document for index, document in enumerate(documents) if index not in chosen]
+    return kept, [document for index, document in enumerate(documents) if index in chosen]
+
+
+def write_corpus(
+    output: str,
+    kept: list[Document],
+    aside: list[Document],
+    vocab_size: int,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Write training files, held-out file and a vocabulary of the training text; returns their figures."""
+    corpus = os.path.join(output, "corpus")
+    os.makedirs(corpus, exist_ok=True)
+    for stale in glob.glob(os.path.join(glob.escape(corpus), "train-*.txt")):
+        os.unlink(stale)
+    for index in range(TRAIN_FILES):
+        _write_documents(os.path.join(corpus, f"train-{index}.txt"), kept[index::TRAIN_FILES])
+    _write_documents(os.path.join(corpus, "eval.txt"), aside)
+    paths = expand_inputs(os.path.join(corpus, "train-*.txt"), "--output")
+    train_wordpiece(TrainingText(paths, progress=progress), os.path.join(output, "vocab.txt"), vocab_size)
+    vocab = load_vocab(os.path.join(output, "vocab.txt"))
+    with tempfile.TemporaryDirectory(dir=output) as scratch:
+        store = cached_store(paths, TokenizerSettings(vocab), scratch)
+        return {
+            "documents": store.num_documents,
+            "sentences": store.num_sentences,
+            "tokens": store.num_tokens,
+            "vocab_size": len(vocab),
+            "unigram_entropy": entropy(token_counts(store)),
+            "eval_documents": len(aside),
+            "eval_sentences": sum(len(document) for document in aside),
+        }
+
+
+def save_report(output: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Write corpus.json, with the files' sizes; returns its content. `result` has the "settings"."""
+    content = {**result, "files": {name: os.path.getsize(os.path.join(output, name)) for name in _FILES}}
+    with replacing(os.path.join(output, _REPORT)) as handle:
+        handle.write(json.dumps(content, indent=1).encode("utf-8"))
+    return content
+
+
+def finished(output: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Content of corpus.json if it is of the same settings and the files are still there, else None."""
+    try:
+        result: dict[str, Any] = read_json_object(os.path.join(output, _REPORT))
+        if result["settings"] != settings:
+            return None
+        sizes = {name: os.path.getsize(os.path.join(output, name)) for name in _FILES}
+        return result if result["files"] == sizes else None
+    except (InputError, OSError, KeyError, TypeError):
+        return None
+
+
+def _write_documents(path: str, documents: list[Document]) -> None:
+    with replacing(path) as handle:
+        handle.write("\n".join("\n".join(document) + "\n" for document in documents).encode("utf-8"))
 
 
 if __name__ == "__main__":

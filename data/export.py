@@ -21,24 +21,43 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import positive_int
+from base.command_line import count, positive_int, whole
 from base.errors import InputError
 from base.files import sha256_of
 from base.options import check_values, flag, option
 from base.progress import SILENT, Progress
 from base.workers import in_order
+from data.formats.files import FORMATS, write_instances
 from data.formats.records import Gathered, PretrainingArrays, in_blocks
-from data.formats.write import FORMATS, write_instances
-from data.masked_copies import CopiesConfig, masked_plan
+from data.options import MaskingConfig
 from data.pretraining.randomness import epoch_key, permuted
-from data.pretraining.sources import padded, places
-from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
-from data.store.instances import InstanceStore
+from data.pretraining.sources import Batch, TextSource, padded, places
+from data.store.build import UNFINISHED, BuildPlan, Part, build_columns, make_directory
+from data.store.instances import FORMAT, InstanceStore, instance_columns, write_rows
 from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
 
 _SHUFFLE_PURPOSE = 64
+_TOKENS_PER_UNIT = 4 << 20
 STORE = "store"  # no files, but what they are made from
+
+
+@dataclass(frozen=True)
+class CopiesConfig:
+    """Instances made from text once: `dupe_factor` copies of it, each with pairs and masks of its own."""
+
+    masking: MaskingConfig = MaskingConfig(128)
+    dupe_factor: int = option(
+        "copies of the text, each with other pairs and masks",
+        whole(1, 10_000, "more than a run has epochs"),
+        default=5,
+    )
+    seed: int = option("seed of pairs, masks and order", count, default=0)
+
+    def source(self, stores: Sequence[TokenStore]) -> TextSource:
+        """The samples whose epoch e, over store e modulo their number, is copy e."""
+        check_values(self)
+        return TextSource(lambda epoch: stores[epoch % len(stores)], stores[0].vocabulary, self.masking)
 
 
 @dataclass(frozen=True)
@@ -53,14 +72,89 @@ class Rows:
 
 def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
     """`copies.dupe_factor` copies of a token store's pairs, each with masks of its own, shuffled together by
-    the seed. Copy e is what training on the store has in epoch e with this seed.
+    the seed. Copy e is what training on the store has in epoch e with this seed; the plan makes the copies
+    one after the other.
 
-    `stores` is the directory of the store, or of several, for a tokenizer that samples: one for each copy.
+    `stores` is the directory of the store, or of several, for a tokenizer that samples: one for each copy,
+    which repeat if they are fewer. Memory: a worker holds the plans of two epochs (see TextSource).
     Raises InputError for options out of range, and a store that is not one.
     """
-    plan = masked_plan(stores, copies)
-    pad_id = TokenStore.open(stores[0], verify=False).vocabulary.pad_id
-    return Rows(plan, epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE), pad_id)
+    opened = [TokenStore.open(store) for store in stores]
+    source = copies.source(opened)  # so that bad options are named before anything is written
+    masks = {
+        "max_seq_length": source.max_length,
+        "short_seq_prob": copies.masking.short_seq_prob,
+        "masked_lm_prob": copies.masking.masked_lm_prob,
+        "max_predictions_per_seq": source.max_predictions,
+        "whole_word_mask": copies.masking.whole_word_mask,
+        "dupe_factor": copies.dupe_factor,
+        "seed": copies.seed,
+    }
+    units = []
+    for epoch in range(copies.dupe_factor):
+        store = opened[epoch % len(opened)]
+        pieces = -(-store.num_tokens // _TOKENS_PER_UNIT)
+        size = store.ids.nbytes // pieces
+        units += [
+            _CopyPiece(f"copy {epoch}, piece {piece + 1} of {pieces}", size, epoch, piece, pieces)
+            for piece in range(pieces)
+        ]
+    manifests = [sha256_of(os.path.join(store, MANIFEST)) for store in stores]
+    vocabulary = opened[0].vocabulary
+    plan = BuildPlan(
+        instance_columns(len(vocabulary)),
+        lambda: units,
+        _MaskCopies(stores, copies),
+        {"format": FORMAT, "stores": manifests, "masks": masks},
+        {"format": FORMAT, "vocab_size": len(vocabulary), "sources": [{"name": unit.name} for unit in units]},
+        what="masking",
+    )
+    return Rows(plan, epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE), vocabulary.pad_id)
+
+
+class _CopyPiece(NamedTuple):
+    """A unit of work: piece `piece` of the `pieces` of one copy. `size` is in bytes, for progress."""
+
+    name: str
+    size: int
+    epoch: int
+    piece: int
+    pieces: int
+
+
+class _MaskCopies:
+    """Makes the instances of a _CopyPiece. Picklable; a worker plans each epoch that it meets once."""
+
+    def __init__(self, directories: Sequence[str], copies: CopiesConfig) -> None:
+        self._directories, self._copies = list(directories), copies
+        self._source: TextSource | None = None
+
+    def __call__(self, unit: _CopyPiece, part: Part) -> dict[str, Any]:
+        seed = self._copies.seed
+        if self._source is None:
+            stores = [TokenStore.open(directory, verify=False) for directory in self._directories]
+            self._source = self._copies.source(stores)
+        total = len(self._source.lengths(seed, unit.epoch))
+        first, end = total * unit.piece // unit.pieces, total * (unit.piece + 1) // unit.pieces
+        length, source = self._source.max_length, self._source
+        blocks = (
+            as_arrays(source.collate(seed, unit.epoch, indices, length))
+            for indices in in_blocks(np.arange(first, end))
+        )
+        return {"counts": write_rows(part, blocks, length, source.max_predictions)}
+
+
+def as_arrays(batch: Batch) -> PretrainingArrays:
+    """A batch under the names of files; types stay as they are."""
+    return PretrainingArrays(
+        batch.input_ids,
+        batch.segment_ids,
+        batch.masked_positions,
+        batch.masked_ids,
+        batch.masked_weights,
+        batch.next_sentence_labels,
+        batch.valid_lengths,
+    )
 
 
 @dataclass(frozen=True)
@@ -75,12 +169,6 @@ class FileConfig:
     )
     gzip: bool = flag("compress TFRecord and OFRecord (npz and HDF5 always are)")
     instances_per_file: int = option("(default: 100,000)", positive_int, default=100_000)
-
-    def check(self) -> None:
-        """Raises InputError naming the option that is out of range."""
-        if self.gzip and self.format == "ofrecord":
-            raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
-        check_values(self)
 
     def file_name(self, number: int) -> str:
         """As the format's users name them; NVIDIA's script takes only files with "training" in their name."""
@@ -101,7 +189,9 @@ def export(
     data.store.build.build_columns), options out of range, what a format cannot hold (HDF5: weights), or if
     `output` holds something else.
     """
-    files.check()
+    if files.gzip and files.format == "ofrecord":
+        raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
+    check_values(files)
     written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
     identity = {**rows.plan.identity, "format": EXPORT_FORMAT, "files": written}
 
@@ -150,24 +240,13 @@ class _FileJob(NamedTuple):
 
 
 def _write_file(
-    files: FileConfig, order: tuple[int | None, int], store: str, job: _FileJob
+    files: FileConfig, order: tuple[int | None, int], directory: str, job: _FileJob
 ) -> dict[str, Any]:
-    """Writes the file of a job, unless it is there; returns the manifest's entry for it.
+    """Writes the file of a job, unless it is there, each column read from the instance store in `directory`
+    where the writer slices it; returns the manifest's entry for it.
 
-    `order`: the key of the permutation, and what fills short rows; `store`: the directory of the instances.
+    `order`: the key of the permutation, and what fills short rows.
     """
-    if not os.path.exists(job.name):
-        write_instances(job.name, files.format, _rows(store, order, job), files.gzip or None)
-    return {
-        "file": os.path.basename(job.name),
-        "size": os.path.getsize(job.name),
-        "sha256": sha256_of(job.name),
-        "instances": job.stop - job.start,
-    }
-
-
-def _rows(directory: str, order: tuple[int | None, int], job: _FileJob) -> PretrainingArrays:
-    """The rows of a file, each column read from the store where the writer slices it."""
     (key, pad_id), store = order, InstanceStore.open(directory, verify=False)
     numbers = np.arange(job.start, job.stop)
     if key is not None:
@@ -187,14 +266,22 @@ def _rows(directory: str, order: tuple[int | None, int], job: _FileJob) -> Pretr
 
         return Gathered((len(numbers), width) if width else (len(numbers),), make)
 
-    tokens = store.token_ends, store.width
-    predictions = store.prediction_ends, max(1, store.prediction_width)
-    return PretrainingArrays(
-        column(store.ids, *tokens, pad_id),
-        column(store.segments, *tokens),
-        column(store.positions, *predictions),
-        column(store.masked_ids, *predictions),
-        column(store.weights, *predictions),
-        column(store.labels),
-        column(store.lengths),
-    )
+    if not os.path.exists(job.name):
+        tokens = store.token_ends, store.width
+        predictions = store.prediction_ends, max(1, store.prediction_width)
+        rows = PretrainingArrays(
+            column(store.ids, *tokens, pad_id),
+            column(store.segments, *tokens),
+            column(store.positions, *predictions),
+            column(store.masked_ids, *predictions),
+            column(store.weights, *predictions),
+            column(store.labels),
+            column(store.lengths),
+        )
+        write_instances(job.name, files.format, rows, files.gzip or None)
+    return {
+        "file": os.path.basename(job.name),
+        "size": os.path.getsize(job.name),
+        "sha256": sha256_of(job.name),
+        "instances": job.stop - job.start,
+    }

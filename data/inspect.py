@@ -25,15 +25,14 @@ from base.progress import Printed
 from data.inspection.decoding import Instance, Style, Words, decode, describe
 from data.inspection.figures import (
     batch_facts,
-    length_facts,
     mask_facts,
     repeated_sequences,
+    spread,
     store_occurrences,
     text_facts,
     token_facts,
 )
-from data.inspection.histogram import draw_lengths
-from data.inspection.report import report, warnings
+from data.inspection.report import draw_lengths, report, warnings
 from data.opening import (
     ANY_VOCABULARY,
     INSTANCE_STORE,
@@ -48,6 +47,7 @@ from data.opening import (
     open_data,
 )
 from data.options import TABLE, DataConfig
+from data.pretraining.buckets import length_counts
 
 _HELP = """\
 Shows what a training would see: decoded instances with their masks, how long sentences and sequences are,
@@ -109,7 +109,7 @@ def inspect(
             "unknown_marks": unknown_marks,
         }
         occurrences = store_occurrences(opened.tokens, vocab)
-    facts["lengths"] = length_facts(source, seed, epoch)
+    facts["lengths"] = spread(length_counts(source.lengths(seed, epoch)))  # with [CLS] and [SEP]
     facts["batches"] = batch_facts(source, taken(DataConfig, options).batching, seed, epoch)
     facts["masks"] = masks
     facts["tokens"] = token_facts(occurrences, vocab)

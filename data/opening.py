@@ -6,13 +6,15 @@ converted into a cache; stores are mapped as they are.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.progress import Progress
-from data.formats.read import check_limits, identify, peek
+from data.formats.files import check_limits, identify, peek
 from data.options import DataConfig, TokenizerConfig, check_tokenizer
 from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.store.build import unfinished_build
@@ -20,14 +22,15 @@ from data.store.instances import InstanceStore, cached_instances, instance_colum
 from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json
 from data.store.tokens import TokenStore, cached_store, is_store, token_columns
 from data.text.corpus import expand_inputs
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
 
 NOTHING, TEXT, TOKEN_STORE, INSTANCES, INSTANCE_STORE = "", "text", "store", "instances", "instance store"
 # Ids of files that come without a vocabulary must be below some bound; no vocabulary is larger.
 ANY_VOCABULARY = 1 << 20
 SAMPLED_STORES = 10  # segmentations kept when SentencePiece samples, then they repeat
+DIGITS = 16  # of fingerprints
+SAMPLE = 4096  # bytes, of each file's beginning, middle and end
 # A store whose manifest cannot be read has two first shards or more, one of them not of the other kind.
 _TOKEN_NAMES = {f"{column.name}-00000.bin" for column in token_columns(1)}
 _INSTANCE_NAMES = {f"{column.name}-00000.bin" for column in instance_columns(1)}
@@ -69,7 +72,11 @@ def named_data(patterns: str | None, flag: str, raw: bool | None) -> DataFiles:
     directory = os.path.expanduser(patterns.strip())
     if is_store(directory):
         return DataFiles(TOKEN_STORE, (directory,))
-    paths = [path for path in expand_inputs(patterns, flag) if not _is_export_manifest(path)]
+
+    def is_report(path: str) -> bool:  # of data.export, beside its files
+        return os.path.basename(path) == MANIFEST and read_json(path).get("format") == EXPORT_FORMAT
+
+    paths = [path for path in expand_inputs(patterns, flag) if not is_report(path)]
     _check_no_stores(paths, flag)
     if raw is not None:
         return DataFiles(TEXT if raw else INSTANCES, paths)
@@ -222,8 +229,36 @@ def open_data(
     return OpenedData(InstanceSource(instances, pad_id), vocabulary, instances=instances)
 
 
-def _is_export_manifest(path: str) -> bool:
-    return os.path.basename(path) == MANIFEST and read_json(path).get("format") == EXPORT_FORMAT
+def fingerprint(data: DataFiles) -> str:
+    """A short text: the kind, and what tells this data from other data of its kind, without reading all of
+    it: whether two hosts have the same.
+
+    A store has the checksums of its columns in its manifest: its fingerprint is exact. Of other files sizes
+    and samples count; those that training reads are compared exactly by the store that they become in the
+    cache. Raises InputError for a file that cannot be read.
+    """
+    if data.kind in (TOKEN_STORE, INSTANCE_STORE):
+        manifest = read_json(os.path.join(data.paths[0], MANIFEST))
+        return f"{data.kind} {fingerprint_of_store(manifest)}"
+    digest, total = hashlib.sha256(), 0
+    for path in data.paths:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{size} ".encode("ascii"))
+                for place in (0, size // 2, max(0, size - SAMPLE)):
+                    file.seek(place)
+                    digest.update(file.read(SAMPLE))
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        total += size
+    return f"{data.kind}, {len(data.paths)} files of {total} bytes, {digest.hexdigest()[:DIGITS]}"
+
+
+def fingerprint_of_store(manifest: Mapping[str, Any]) -> str:
+    """The digest of all of a store's columns, from the checksums in its manifest."""
+    columns = json.dumps(manifest.get("columns"), sort_keys=True)
+    return hashlib.sha256(columns.encode()).hexdigest()[:DIGITS]
 
 
 def _instances_format(path: str) -> str:

@@ -86,14 +86,25 @@ def prepare(config: PrepareConfig) -> None:
             )
         _make_store(config, data.paths)
         return
-    made_on_the_way, progress = f"{output}.tokens", Printed()
+    made_on_the_way, text, progress = f"{output}.tokens", config.data.text, Printed()
     if data.kind == INSTANCES:
-        skip = config.data.text.skip_bad_records
-        rows = Rows(instance_store_plan(data.paths, len(_vocabulary(config)), skip, progress=progress))
+        plan = instance_store_plan(
+            data.paths, len(_vocabulary(config)), text.skip_bad_records, progress=progress
+        )
+        rows = Rows(plan)
     elif data.kind == TOKEN_STORE:
         rows = text_rows(data.paths, config.copies)
     else:
-        rows = text_rows(_temporary_stores(config, data.paths, made_on_the_way), config.copies)
+        words, directories = _vocabulary(config), []
+        # One store, or for a tokenizer that samples one a copy
+        samples = tokenizer_settings(config.data.tokenizer, words).samples
+        for copy in range(config.copies.dupe_factor if samples else 1):
+            settings = tokenizer_settings(config.data.tokenizer, words, copy)
+            store = cached_store(data.paths, settings, made_on_the_way, config.num_workers, text, Printed())
+            directories.append(store.directory)
+            if copy == 0:
+                _report_skipped(store.manifest)
+        rows = text_rows(directories, config.copies)
     manifest = export(rows, output, files, config.num_workers, progress)
     if data.kind == TEXT:
         shutil.rmtree(made_on_the_way)
@@ -124,20 +135,6 @@ def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
         f"{seconds:.1f} s, {counts['tokens'] / seconds / 1e6:.2f} M tokens/s"
     )
     _report_skipped(manifest)
-
-
-def _temporary_stores(config: PrepareConfig, paths: Sequence[str], folder: str) -> list[str]:
-    """Token stores of the text in `folder`: one, or for a tokenizer that samples one a copy."""
-    words, text = _vocabulary(config), config.data.text
-    samples = tokenizer_settings(config.data.tokenizer, words).samples
-    directories = []
-    for copy in range(config.copies.dupe_factor if samples else 1):
-        settings = tokenizer_settings(config.data.tokenizer, words, copy)
-        store = cached_store(paths, settings, folder, config.num_workers, text, Printed())
-        directories.append(store.directory)
-        if copy == 0:
-            _report_skipped(store.manifest)
-    return directories
 
 
 def _vocabulary(config: PrepareConfig) -> Vocabulary:

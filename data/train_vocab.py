@@ -14,6 +14,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
+from functools import cached_property
 from typing import Iterator, Sequence
 
 from tokenizers import Tokenizer
@@ -30,7 +31,12 @@ from data.options import TABLE, TextConfig
 from data.store.build import Skipped
 from data.text.corpus import expand_inputs, read_unit, text_units
 from data.text.sentences import UNKNOWN
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import (
+    MAX_CHARS_PER_WORD,
+    bert_normalizer,
+    load_sentencepiece,
+    without_surrogates,
+)
 from data.tokenizing.vocab import (
     KINDS,
     MAX_VOCAB_SIZE,
@@ -40,7 +46,6 @@ from data.tokenizing.vocab import (
     WORDPIECE,
     load_vocab,
 )
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer, without_surrogates
 
 _MESSAGES_SHOWN = 5
 
@@ -66,15 +71,12 @@ class TrainingText:
         self._units = text_units(paths, settings)
         self._max_sentences, self._seed = max_sentences, seed
         self._progress = progress
-        self._sentences: int | None = None
         self.skipped = Skipped()
 
-    @property
+    @cached_property
     def sentences(self) -> int:
         """Number of sentences in the files; the first use reads them."""
-        if self._sentences is None:
-            self._sentences = sum(1 for _ in self._all("counting sentences"))
-        return self._sentences
+        return sum(1 for _ in self._all("counting sentences"))
 
     @property
     def drawn(self) -> int:
@@ -141,7 +143,12 @@ def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: boo
     # Left alone, the trainer numbers characters in the order of a randomized hash table, and its merges break
     # ties by these numbers. Naming all characters beforehand, the continuing ones as if special, makes it
     # repeatable.
-    continuing = ["##" + character for character in alphabet if _joins_words(character)]
+    continuing = []
+    for character in alphabet:  # those that basic tokenization leaves in words: no punctuation, no ideographs
+        ascii_punctuation = character.isascii() and not character.isalnum()
+        ideograph = "CJK" in unicodedata.name(character, "")
+        if not (ascii_punctuation or ideograph or unicodedata.category(character).startswith("P")):
+            continuing.append("##" + character)
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -156,13 +163,6 @@ def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: boo
     with replacing(output) as handle:
         handle.write("".join(token + "\n" for token in sorted(ids, key=ids.__getitem__)).encode("utf-8"))
     return len(load_vocab(output))
-
-
-def _joins_words(character: str) -> bool:
-    """True if basic tokenization leaves the character in words; punctuation and ideographs it isolates."""
-    ascii_punctuation = character.isascii() and not character.isalnum()
-    ideograph = "CJK" in unicodedata.name(character, "")
-    return not (ascii_punctuation or ideograph or unicodedata.category(character).startswith("P"))
 
 
 MODEL_TYPES = ("unigram", "bpe")

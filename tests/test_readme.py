@@ -33,7 +33,7 @@ from comparison.backends import BACKENDS
 from comparison.options import MergeOptions
 from comparison.options import parse_options as parse_comparison
 from comparison.projection.command import ProjectionOptions
-from data.formats.read import read_instances
+from data.formats.files import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.faults.bad_values import COMMANDS

@@ -20,7 +20,7 @@ import convert
 import score
 from base.errors import InputError
 from bench.workers import find_torch_python
-from data.minimal_pairs.accuracy import accuracies
+from data.minimal_pairs import accuracies
 from tests.bert.reference import HuggingFace, logits, sequence, softmax
 from tests.bert.weights.building import SMALL, arrays, write
 from tests.processes import ROOT, run_command

@@ -14,8 +14,8 @@ from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
 from comm.base import Communicator
-from data.fingerprint import DIGITS, fingerprint, fingerprint_of_store
 from data.opening import (
+    DIGITS,
     INSTANCES,
     NOTHING,
     TEXT,
@@ -24,14 +24,15 @@ from data.opening import (
     check_instances,
     check_text,
     common_vocabulary,
+    fingerprint,
+    fingerprint_of_store,
     named_data,
     open_data,
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
-from data.pretraining.batches import PretrainingBatches, dummy_batch
-from data.pretraining.evaluation import control_batches, evaluation_batches
+from data.pretraining.batches import PretrainingBatches, control_batches, dummy_batch, evaluation_batches
 from data.sharing import Share
-from data.store.entropy import entropy, token_counts
+from data.store.tokens import entropy, token_counts
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS, STAGES
 from training.config import PUBLISHED_VOCABULARIES, RunConfig

@@ -18,8 +18,7 @@ from bert.configuration import GELU_FORMS, RELU, SIZES, BertConfig, named_config
 from bert.weights.beside import read_vocabulary
 from bert.weights.exporting import looks_cased
 from bert.weights.tensors import Weights
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import SENTENCEPIECE, vocabulary_from_tokens
 from training.start.initial import find_weights
 from training.start.vocabulary import FILES

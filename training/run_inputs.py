@@ -13,7 +13,7 @@ import numpy as np
 
 from comm.base import Communicator
 from data.pretraining.prefetch import Prefetcher
-from data.store.entropy import loss_without_context
+from data.store.tokens import loss_without_context
 from data.tokenizing.vocab import Vocabulary
 from tasks.base import Collector, Floors
 from training.config import RunConfig
@@ -58,7 +58,7 @@ class Feed:
     """This rank's micro-batches, for ever, made ahead in background threads.
 
     Attributes:
-        token_counts: of the training text (data.store.entropy); on rank 0, where it is known.
+        token_counts: of the training text (data.store.tokens); on rank 0, where it is known.
         content: fingerprint of all that is read, the same on every rank; empty where that is known before.
         micro_batches: of this rank in a step.
         position: after the step whose batches were taken last, for a checkpoint.
@@ -103,7 +103,7 @@ class EvaluationFeed:
     Attributes:
         begin: begins a pass.
         collector: makes a new collector for a pass; None where the figures say everything.
-        controls: begins a pass over the batches' controls, one for each (data.pretraining.evaluation); None
+        controls: begins a pass over the batches' controls, one for each (data.pretraining.batches); None
             where the task has none.
         token_counts, content: as a `Feed` has them.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Mapping
 
 import lamb_paper
-from data.store.entropy import entropy
+from data.store.tokens import entropy
 
 if TYPE_CHECKING:
     from training.run import Run

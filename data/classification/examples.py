@@ -1,17 +1,224 @@
-"""Texts and labels of one file, checked."""
+"""Lines of TSV, CSV and JSON-lines files as cells, each with its line number; texts and labels of one file,
+checked.
+
+TSV has no quoting, as GLUE's files: a quotation mark is a character, "\\n" alone ends a line. CSV has the
+usual quoting (RFC 4180), also with line breaks in cells. JSON lines hold one object each. Files may be packed
+(data.text.lines).
+"""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import itertools
+import json
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.files import sha256_of
-from data.classification.tables import Row
+from data.text.lines import open_text
+
+TSV, CSV, JSON_LINES = "TSV", "CSV", "JSON lines"
+_ENDINGS = {".tsv": TSV, ".txt": TSV, ".csv": CSV, ".jsonl": JSON_LINES, ".ndjson": JSON_LINES}
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+_LONGEST_CELL = 1 << 24  # characters; the csv module's own limit is 128 KiB, and one for the whole process
+
+
+class Line(NamedTuple):
+    """One line of a table: as many cells as the table has columns, or what is wrong with it."""
+
+    number: int  # in the file, from 1 on; of a CSV row with line breaks its last
+    cells: list[str]
+    problem: str = ""
+
+
+class Row(NamedTuple):
+    """One example of a table; `second` is "" where each has one text, `label` where the file has none."""
+
+    place: str  # flag, file and line, for messages
+    id: str
+    first: str
+    second: str
+    label: str
+
+
+class Table:
+    """A file's columns and lines, read once from front to back.
+
+    `columns` are the names of the header; for JSON lines the keys of the first object; without a header
+    "1", "2" and so on, as many as the first line has cells.
+    """
+
+    def __init__(self, path: str, flag: str, header: Sequence[str] | bool = True) -> None:
+        """`header`: whether the first line has the columns' names, or the names of a file without one.
+
+        Raises InputError, beginning with `flag`, for a file that cannot be read, is no text, or is empty,
+        and for a column name that occurs twice.
+        """
+        self.path, self._flag = path, flag
+        self.kind = kind_of(path, flag)
+        self._lines = self._read()
+        self._first: Line | None = None
+        try:
+            begun = next(self._lines, None)
+        except InputError as error:
+            if str(error).startswith(flag):
+                raise
+            raise InputError(f"{flag}: {error}") from error
+        if begun is None:
+            raise InputError(f"{flag}: {path} is empty")
+        if begun.problem:
+            raise InputError(self.place(begun.number) + f": {begun.problem}")
+        if self.kind != JSON_LINES and header is True:
+            self.columns = tuple(cell.strip() for cell in begun.cells)
+            if len(set(self.columns)) < len(self.columns):
+                twice = next(name for name in self.columns if self.columns.count(name) > 1)
+                raise InputError(f"{flag}: {path} has the column {twice!r} twice; rename one of them")
+        else:
+            self._first = begun
+            if self.kind != JSON_LINES:
+                numbers = tuple(str(number + 1) for number in range(len(begun.cells)))
+                self.columns = numbers if header is False else tuple(header)  # type: ignore[arg-type]
+
+    def place(self, number: int) -> str:
+        """The flag, the file and a line of it, for messages."""
+        return f"{self._flag}: {self.path}, line {number}"
+
+    def lines(self) -> Iterator[Line]:
+        """The lines after the header. Empty ones at the file's end are left out."""
+        first = [] if self._first is None else [self._first]
+        for line in itertools.chain(first, self._lines):
+            if not line.problem and len(line.cells) != len(self.columns):
+                found = f"{len(line.cells)} column{'s' * (len(line.cells) != 1)}, not {len(self.columns)}"
+                line = line._replace(problem=found)
+            yield line
+
+    def rows(
+        self,
+        texts: Sequence[str],
+        label: str,
+        report: Callable[[str], None],
+        keep: Callable[[list[str]], bool] | None = None,
+        any_text: bool = False,
+        id_column: str = "",
+    ) -> list[Row]:
+        """The lines as examples, of the columns `texts` and, where there is one, `label`.
+
+        `keep` says of a line's cells whether it is one of the examples. Broken lines, and without `any_text`
+        those with an empty text, go to `report`, which raises or has them left out. Ids are those of
+        `id_column`; without one examples are numbered.
+        """
+        rows: list[Row] = []
+        for line in self.lines():
+            place, problem = self.place(line.number), line.problem
+            if not problem and keep is not None and not keep(line.cells):
+                continue
+            cells = dict(zip(self.columns, line.cells))
+            if not problem and not any_text:
+                empty = [name for name in texts if not cells[name].strip()]
+                problem = f"the text in {empty[0]!r} is empty" if empty else ""
+            if problem:
+                report(f"{place}: {problem}")
+                continue
+            own_id = cells[id_column] if id_column else str(len(rows))
+            second = cells[texts[1]] if len(texts) == 2 else ""
+            rows.append(Row(place, own_id, cells[texts[0]], second, cells[label].strip() if label else ""))
+        return rows
+
+    def _read(self) -> Iterator[Line]:
+        with open_text(self.path) as handle:
+            if self.kind == CSV:
+                yield from _csv_rows(self._text(enumerate(handle, start=1)))
+                return
+            keys: tuple[str, ...] = ()
+            empty: list[int] = []
+            for number, text in self._text(enumerate(handle, start=1)):
+                text = text.rstrip("\r\n") if text.endswith("\r\n") else text.rstrip("\n")
+                if not text.strip(" ") and "\t" not in text:
+                    empty.append(number)
+                    continue
+                for each in empty:
+                    yield Line(each, [], "the line is empty")
+                empty.clear()
+                if self.kind == TSV:
+                    yield Line(number, text.split("\t"))
+                    continue
+                line, found = _json_line(number, text, keys)
+                if not keys:
+                    keys = self.columns = found
+                yield line
+
+    def _text(self, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+        for number, raw in lines:
+            if number == 1 and raw.startswith(codecs.BOM_UTF8):
+                raw = raw[len(codecs.BOM_UTF8) :]
+            try:
+                if b"\0" in raw:
+                    raise ValueError
+                yield number, raw.decode("utf-8")
+            except ValueError:  # UnicodeDecodeError is one
+                advice = "convert the file with iconv -t UTF-8"
+                raise InputError(f"{self.place(number)}: not UTF-8 text; {advice}") from None
+
+
+def kind_of(path: str, flag: str) -> str:
+    """TSV, CSV or JSON_LINES, by the file's name, the ending of a packing program left out."""
+    name, ending = os.path.splitext(path.lower())
+    if ending in _PACKED:
+        ending = os.path.splitext(name)[1]
+    if ending not in _ENDINGS:
+        raise InputError(
+            f"{flag}: {path}: the name has to end with .tsv (or .txt), .csv or .jsonl, by what is in it"
+        )
+    return _ENDINGS[ending]
+
+
+def _csv_rows(lines: Iterator[tuple[int, str]]) -> Iterator[Line]:
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        reader = csv.reader((text for _, text in lines), strict=True)
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                yield Line(reader.line_num, [], f"bad CSV: {error}")
+                return
+            if row is None:
+                return
+            if row:
+                yield Line(reader.line_num, row)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _json_line(number: int, text: str, keys: tuple[str, ...]) -> tuple[Line, tuple[str, ...]]:
+    """The line's cells in the order of `keys`, or of its own ones where there are none yet."""
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return Line(number, [], "no JSON"), keys
+    except RecursionError:
+        return Line(number, [], "JSON that is nested too deep"), keys
+    if not isinstance(value, dict) or not value:
+        return Line(number, [], "no JSON object of names and values"), keys
+    keys = keys or tuple(value)
+    missing = [key for key in keys if key not in value]
+    if missing:
+        return Line(number, [], f"no {missing[0]!r}, which the first line has"), keys
+    return Line(number, [_cell(value[key]) for key in keys]), keys
+
+
+def _cell(value: Any) -> str:
+    """A JSON value as a cell of a table would have it."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
 
 _MOST_LABELS = 1000
 _SHOWN = 8
@@ -117,24 +324,18 @@ def check_training(examples: Examples, num_classes: int) -> None:
 
 def check_files_differ(files: Mapping[str, str]) -> None:
     """Raises InputError when two of the files, by what names them (a flag), have the same content."""
-    names = list(files)
-    for place, first in enumerate(names):
-        for second in names[place + 1 :]:
-            one, other = files[first], files[second]
-            if _same_content(one, other):
-                raise InputError(
-                    f"{second}: {other} has the content of {first} ({one}); scores on examples that the model"
-                    " was trained on say nothing"
-                )
-
-
-def _same_content(one: str, other: str) -> bool:
-    try:
-        if os.path.samefile(one, other):
-            return True
-        return os.path.getsize(one) == os.path.getsize(other) and sha256_of(one) == sha256_of(other)
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+    for (first, one), (second, other) in itertools.combinations(files.items(), 2):
+        try:
+            same = os.path.samefile(one, other) or (
+                os.path.getsize(one) == os.path.getsize(other) and sha256_of(one) == sha256_of(other)
+            )
+        except OSError as error:
+            raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+        if same:
+            raise InputError(
+                f"{second}: {other} has the content of {first} ({one}); scores on examples that the model"
+                " was trained on say nothing"
+            )
 
 
 def _number(text: str) -> float | None:

@@ -94,7 +94,15 @@ def featurize(
     if max_length < LEAST_LENGTH:
         raise InputError(f"{flag} {max_length}: must be at least {LEAST_LENGTH}")
     texts = examples.first if examples.second is None else examples.first + examples.second
-    ids, ends = _encode_all(texts, settings, num_workers)
+    jobs = [
+        _Job(f"texts from number {start} on", start // _PART, texts[start : start + _PART])
+        for start in range(0, len(texts), _PART)
+    ]
+    encode, alone = _Encoder(settings), num_workers < 2 or len(texts) <= _FEW
+    parts = list(map(encode, jobs) if alone else in_order(encode, jobs, num_workers))
+    ids = np.concatenate([ids for ids, _ in parts])
+    before = np.cumsum([0, *(len(ids) for ids, _ in parts)])  # ids, of each part
+    ends = np.concatenate([ends + size for (_, ends), size in zip(parts, before)])
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     lengths = ends - starts
     count = len(examples)
@@ -126,27 +134,10 @@ def _assemble(
     return tokens, bounds
 
 
-def _encode_all(
-    texts: Sequence[str], settings: TokenizerSettings, num_workers: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """All ids, int32, and where each text ends in them, int64; the same for any number of workers."""
-    jobs = [_Job(start // _PART, texts[start : start + _PART]) for start in range(0, len(texts), _PART)]
-    if num_workers < 2 or len(texts) <= _FEW:
-        parts = list(map(_Encoder(settings), jobs))
-    else:
-        parts = list(in_order(_Encoder(settings), jobs, num_workers))
-    sizes = np.cumsum([0, *(len(ids) for ids, _ in parts)])
-    ids = np.concatenate([ids for ids, _ in parts])
-    return ids, np.concatenate([ends + size for (_, ends), size in zip(parts, sizes)])
-
-
 class _Job(NamedTuple):
+    name: str
     stream: int
     texts: Sequence[str]
-
-    @property
-    def name(self) -> str:
-        return f"texts from number {self.stream * _PART} on"
 
 
 class _Encoder:

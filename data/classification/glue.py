@@ -23,12 +23,12 @@ from base.errors import InputError
 from base.files import replacing
 from data.classification.examples import (
     Examples,
+    Table,
     check_training,
     class_labels,
     examples_of,
     number_labels,
 )
-from data.classification.tables import Table
 
 MOST_SKIPPED = 0.01  # of a file's lines
 _SHOWN = 5
@@ -176,19 +176,23 @@ class GlueFolder:
 
     def path(self, file: OfficialFile) -> str:
         """The file's path. Raises InputError where it is missing."""
-        name = file.path.format(language=self._language)
-        candidates = [name]
+        found = self._find(file)
+        if not found:
+            raise InputError(
+                f"{_FLAG}: there is no {file.path.format(language=self._language)} of {self.task.name} in "
+                f"{self._folders[0]} or {self._folders[1]}"
+            )
+        return found
+
+    def _find(self, file: OfficialFile) -> str:
+        """The file's path, or nothing where it is missing."""
+        candidates = [file.path.format(language=self._language)]
         if file.name == "AX":
             candidates += ["AX.tsv"]
         if self.task.name == "MRPC":
             candidates += [_MSR_TEST if file in self.task.test else _MSR_TRAIN]
-        for candidate in candidates:
-            for folder in self._folders:
-                if os.path.isfile(os.path.join(folder, candidate)):
-                    return os.path.join(folder, candidate)
-        raise InputError(
-            f"{_FLAG}: there is no {name} of {self.task.name} in {self._folders[0]} or {self._folders[1]}"
-        )
+        paths = (os.path.join(folder, name) for name in candidates for folder in self._folders)
+        return next(filter(os.path.isfile, paths), "")
 
     def train(self) -> Examples:
         """The training examples. Raises InputError for bad files; so do `dev` and `test`."""
@@ -205,7 +209,7 @@ class GlueFolder:
 
         AX, the diagnostic set, is there if its file is (diagnostic.tsv or AX.tsv).
         """
-        files = [file for file in self.task.test if file.name != "AX" or self._has(file)]
+        files = [file for file in self.task.test if file.name != "AX" or self._find(file)]
         return {file.name: self._read(file) for file in files}
 
     def files(self) -> dict[str, str]:
@@ -213,13 +217,6 @@ class GlueFolder:
         files = {file.name: self.path(file) for file in (self.task.train, *self.task.dev)}
         # Of the original MRPC both splits come from one file.
         return files if len(set(files.values())) == len(files) else {}
-
-    def _has(self, file: OfficialFile) -> bool:
-        try:
-            self.path(file)
-        except InputError:
-            return False
-        return True
 
     def _read(self, file: OfficialFile) -> Examples:
         """The examples of a file. A broken line or an empty text is left out, but in a test file an error:
@@ -230,9 +227,10 @@ class GlueFolder:
             name for name in (*file.texts, file.label, file.language) if name and name not in table.columns
         ]
         if missing:
+            more = len(table.columns) - _SHOWN
+            has = ", ".join(table.columns[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
             raise InputError(
-                f"{_FLAG}: {path} has no column {missing[0]!r} (it has {_listed(table.columns)}); is it the"
-                " official file?"
+                f"{_FLAG}: {path} has no column {missing[0]!r} (it has {has}); is it the official file?"
             )
         skipped: list[str] = []
 
@@ -278,11 +276,6 @@ class GlueFolder:
         }
         pair, is_dev = [table.columns.index(name) for name in _MSR_IDS], file is not self.task.train
         return lambda cells: ((cells[pair[0]], cells[pair[1]]) in dev) == is_dev
-
-
-def _listed(columns: Sequence[str]) -> str:
-    shown = ", ".join(columns[:_SHOWN])
-    return shown if len(columns) <= _SHOWN else f"{shown} and {len(columns) - _SHOWN} more"
 
 
 HEADER = "index\tprediction"

@@ -7,7 +7,10 @@ from typing import NamedTuple, Sequence
 
 from base.errors import InputError
 from data.classification.examples import (
+    JSON_LINES,
     Examples,
+    Row,
+    Table,
     check_files_differ,
     check_training,
     class_labels,
@@ -15,7 +18,6 @@ from data.classification.examples import (
     examples_of,
     number_labels,
 )
-from data.classification.tables import JSON_LINES, Row, Table
 
 TRAIN, DEV, TEST = "--train_file", "--dev_file", "--test_file"
 # Names that public data sets give their columns; the first that a file has are taken.
@@ -124,7 +126,13 @@ def _read(path: str, flag: str, columns: Columns) -> tuple[list[Row], int, bool]
     table = Table(path, flag, header=not columns.by_position)
     if table.kind == JSON_LINES and columns.by_position:
         raise InputError(f"{flag}: {path} has JSON lines, whose texts have names: give --text_columns")
-    texts = columns.texts or _known(table, flag)
+    known = (names for names in KNOWN_TEXTS if all(name in table.columns for name in names))
+    texts = columns.texts or next(known, ())
+    if not texts:
+        raise InputError(
+            f"{flag}: {path} has the columns {', '.join(table.columns[:8])}; name those of the texts by"
+            " --text_columns"
+        )
     label = columns.label or next((name for name in KNOWN_LABELS if name in table.columns), "")
     needed = [*texts, *([label] if columns.label and flag != TEST else [])]
     missing = [name for name in needed if name not in table.columns]
@@ -146,13 +154,3 @@ def _read(path: str, flag: str, columns: Columns) -> tuple[list[Row], int, bool]
     if not rows:
         raise InputError(f"{flag}: {path} has no examples")
     return rows, len(texts), bool(label)
-
-
-def _known(table: Table, flag: str) -> tuple[str, ...]:
-    for names in KNOWN_TEXTS:
-        if all(name in table.columns for name in names):
-            return names
-    raise InputError(
-        f"{flag}: {table.path} has the columns {', '.join(table.columns[:8])}; name those of the texts by"
-        " --text_columns"
-    )

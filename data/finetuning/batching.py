@@ -37,9 +37,6 @@ class Grouping:
     steps: int = 32
 
 
-_DEFAULT = Grouping()
-
-
 class Rows(NamedTuple):
     """Examples of one micro-batch of a rank and the length that they are padded to."""
 
@@ -74,7 +71,7 @@ class TrainingOrder:
         seed: int,
         rank: int,
         world_size: int,
-        grouping: Grouping = _DEFAULT,
+        grouping: Grouping = Grouping(),
     ) -> None:
         """`lengths`: tokens of each example, whole numbers (N,), N >= 1. `batch_size`: examples of a step,
         over all ranks and micro-batches.
@@ -104,28 +101,20 @@ class TrainingOrder:
         # A product such as 0.1 * 30 is a little above the whole number that is meant.
         return max(1, -int(-(epochs * len(self.lengths) / self.batch_size - 1e-9) // 1))
 
-    def step_examples(self, step: int) -> np.ndarray:
-        """Examples of a step, over all ranks, longest first: int64 (batch_size,). Steps count from 0."""
-        if step < 0:
-            raise ValueError(f"step {step} is negative")
-        examples = self._drawn(step)
-        # Stable: examples of one length stay in the order in which they were drawn.
-        return examples[np.argsort(-self.lengths[examples], kind="stable")]
-
     def micro_batches(self, step: int) -> list[Rows]:
-        """This rank's micro-batches of a step, `accumulate` of them, longest first.
+        """This rank's micro-batches of a step, which count from 0: `accumulate` of them, longest first.
 
         Those of one place have the same padded length on all ranks.
         """
-        parts = []
-        for part in np.array_split(self.step_examples(step), self.accumulate):
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        examples, parts = self._drawn(step), []
+        # Stable: examples of one length stay in the order in which they were drawn.
+        by_length = examples[np.argsort(-self.lengths[examples], kind="stable")]
+        for part in np.array_split(by_length, self.accumulate):
             padded = padded_length(int(self.lengths[part[0]]), self.bounds)
             parts.append(Rows(part[dealt(len(part), self._rank, self._world_size)], padded))
         return parts
-
-    def indices(self, step: int) -> np.ndarray:
-        """Examples of this rank in a step, int64."""
-        return np.concatenate([rows.examples for rows in self.micro_batches(step)])
 
     def _drawn(self, step: int) -> np.ndarray:
         """The examples of a step: its place among the steps that share theirs by length."""
@@ -167,7 +156,7 @@ class EvaluationOrder:
         batch_size: int,
         rank: int,
         world_size: int,
-        grouping: Grouping = _DEFAULT,
+        grouping: Grouping = Grouping(),
     ) -> None:
         """`lengths`: tokens of each example, whole numbers (N,), N >= 1. `batch_size`: most examples of a
         batch. Of `grouping` the lengths count.

@@ -3,5 +3,5 @@
 records                  instances as arrays, the common form of all formats; checks of a file's values
 framing                  records of bytes in a file
 npz, hdf5, record_files  one module for each format or pair of formats
-read, write              one reader, which identifies a file by its content, and one writer for all formats
+files                    one reader, which identifies a file by its content, and one writer, for all formats
 """

@@ -6,9 +6,11 @@ masked CRC-32C of the data; little-endian. OFRecord (OneFlow): int64 length, the
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
-from typing import IO, Iterator, NamedTuple
+from contextlib import contextmanager
+from typing import IO, Any, Iterator, NamedTuple
 
 import crc32c
 
@@ -26,74 +28,53 @@ class Frame(NamedTuple):
     error: str = ""
 
 
-class Stream:
-    """The bytes of a file, unpacked if it begins as gzip or zlib do (several gzip members in a row too).
+@contextmanager
+def open_stream(path: str, packed: bool) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked if it is packed by gzip or zlib (several gzip members in a row too).
 
-    Memory: two buffers. `read` raises InputError where the file cannot be read or its unpacked size becomes
+    Memory: two buffers. Reading raises InputError where the file cannot be read or its unpacked size becomes
     absurd, and zlib.error where the packed bytes are damaged.
     """
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            unpacked = _Unpacked(path, handle) if packed else handle
+            yield io.BufferedReader(unpacked, _BUFFER)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
-    def __init__(self, path: str, packed: bool) -> None:
-        self.path = path
-        self._packed = packed
-        self._handle: IO[bytes] | None = None
+
+class _Unpacked(io.RawIOBase):
+    """Unpacks a file, for `open_stream` to buffer."""
+
+    def __init__(self, path: str, handle: io.FileIO) -> None:
+        self._path, self._handle = path, handle
         self._decompressor = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, by their header
         self._pending = b""  # packed bytes that wait for room
-        self._buffer = bytearray()
-        self._start = 0  # where the unread bytes of the buffer begin
         self._packed_size = self._unpacked_size = 0
 
-    def __enter__(self) -> Stream:
-        try:
-            self._handle = open(self.path, "rb", buffering=0)
-        except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from error
-        return self
+    def readable(self) -> bool:
+        return True
 
-    def __exit__(self, *_: object) -> None:
-        if self._handle:
-            self._handle.close()
-
-    def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer only at the end."""
-        while len(self._buffer) - self._start < size:
-            more = self._more()
-            if not more:
-                break
-            del self._buffer[: self._start]
-            self._start = 0
-            self._buffer += more
-        content = bytes(self._buffer[self._start : self._start + size])
-        self._start += len(content)
-        return content
-
-    def _more(self) -> bytes:
-        if not self._packed:
-            return self._stored()
+    def readinto(self, buffer: Any) -> int:
+        """Fills a part of the buffer at least; 0 at the end."""
         while True:
             if not self._pending:
-                self._pending = self._stored()
+                self._pending = self._handle.read(_BUFFER)
                 self._packed_size += len(self._pending)
                 if not self._pending:
                     if not self._decompressor.eof and self._packed_size:
                         raise zlib.error("it ends in the middle")
-                    return b""
+                    return 0
             if self._decompressor.eof:  # another gzip member follows
                 self._decompressor = zlib.decompressobj(wbits=47)
-            unpacked = self._decompressor.decompress(self._pending, _BUFFER)
+            unpacked = self._decompressor.decompress(self._pending, len(buffer))
             eof = self._decompressor.eof
             self._pending = self._decompressor.unused_data if eof else self._decompressor.unconsumed_tail
             self._unpacked_size += len(unpacked)
-            check_expansion(self.path, self._unpacked_size, self._packed_size)
+            check_expansion(self._path, self._unpacked_size, self._packed_size)
             if unpacked:
-                return unpacked
-
-    def _stored(self) -> bytes:
-        assert self._handle is not None, "Stream is used inside a with statement"
-        try:
-            return self._handle.read(_BUFFER)
-        except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from error
+                buffer[: len(unpacked)] = unpacked
+                return len(unpacked)
 
 
 def masked_crc(data: bytes) -> int:
@@ -107,7 +88,7 @@ def is_tfrecord_header(start: bytes) -> bool:
     return len(start) >= 12 and masked_crc(start[:8]) == struct.unpack_from("<I", start, 8)[0]
 
 
-def frames(stream: Stream, checksums: bool) -> Iterator[Frame]:
+def frames(stream: IO[bytes], checksums: bool) -> Iterator[Frame]:
     """The records of a TFRecord file, which has checksums, or of an OFRecord file.
 
     After a damaged or implausible length, or a cut record, there are no more: the error is the last Frame. A

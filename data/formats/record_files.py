@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
-from data.formats.framing import Stream, framed, frames
+from data.formats.framing import framed, frames, open_stream
 from data.formats.records import (
     BLOCK_INSTANCES,
     Damage,
@@ -95,7 +95,7 @@ class _BadRecord(Exception):
 def peek(path: str, format: str, packed: bool) -> FileFacts:
     """The facts from the first record. Raises InputError where that is damaged."""
     messages = Messages(format)
-    with Stream(path, packed) as stream:
+    with open_stream(path, packed) as stream:
         frame = next(frames(stream, messages.is_example), None)
         if frame is None:
             raise InputError(f"{path} holds no instances")
@@ -116,7 +116,7 @@ def blocks(path: str, format: str, packed: bool) -> Iterator[RawBlock | Damage]:
     messages = Messages(format)
     records: list[bytes] = []
     size = index = 0
-    with Stream(path, packed) as stream:
+    with open_stream(path, packed) as stream:
         for frame in frames(stream, messages.is_example):
             if not frame.error:
                 records.append(frame.data)
@@ -218,13 +218,9 @@ class Messages:
         return row
 
 
-def _fits(name: str, kind: str | None) -> bool:
-    return kind in _INTEGERS or (kind in _FLOATS and name == "masked_lm_weights")
-
-
 def _numbers(name: str, feature: Any) -> np.ndarray:
     kind = feature.WhichOneof("kind")
-    if _fits(name, kind):
+    if kind in _INTEGERS or (kind in _FLOATS and name == "masked_lm_weights"):
         values = getattr(feature, kind).value
         return np.array(values, float if kind in _FLOATS else np.int64)
     held = "nothing" if kind is None else kind.replace("_list", " numbers").replace("bytes numbers", "bytes")

@@ -27,7 +27,7 @@ class Gathered:
 class PretrainingArrays(NamedTuple):
     """N instances, padded to L tokens and P predictions.
 
-    As `data.formats.read` yields them, padding is 0 everywhere and real predictions come before padding. To
+    As `data.formats.files` yields them, padding is 0 everywhere and real predictions come before padding. To
     be written, each may also be a `Gathered` one.
     """
 

@@ -2,6 +2,5 @@
 
 decoding       instances made readable
 figures        figures of samples, batches and text
-histogram      bars in a terminal and as a picture
-report         the report for a terminal, with warnings about the figures
+report         the report for a terminal, with histograms and warnings about the figures; the picture
 """

@@ -142,7 +142,12 @@ class Words:
         return units
 
     def _marked(self, token: Token, joins: bool) -> tuple[str, int]:
-        word = self._word(token.original, joins)
+        word = self.name(token.original)
+        if not self._style.pieces and self._vocab is not None and token.original not in self._special:
+            if self._wordpiece:
+                word = word[2:] if joins else word
+            elif word.startswith(WORD_START) and len(word) > 1:
+                word = word[1:]
         kind = _SPECIAL if token.original in self._special else ""
         if token.predicted:
             kind = fate(token, self._vocab)
@@ -157,14 +162,6 @@ class Words:
         if self._style.pieces or self._vocab is None or token_id >= len(self._vocab):
             return False
         return bool(self._vocab.is_continuation[token_id])
-
-    def _word(self, token_id: int, joins: bool) -> str:
-        name = self.name(token_id)
-        if self._style.pieces or self._vocab is None or token_id in self._special:
-            return name
-        if self._wordpiece:
-            return name[2:] if joins else name
-        return name[1:] if name.startswith(WORD_START) and len(name) > 1 else name
 
 
 def describe(instance: Instance, words: Words, vocab: Vocabulary | None) -> dict[str, Any]:

@@ -25,7 +25,6 @@ SAMPLED_TOKENS = 1 << 24  # of a token store, whose frequencies are counted
 FREQUENT_TOKENS = 20
 _ROWS = 512
 _SENTENCE_BLOCK = 1 << 15
-_BLOCK = 1 << 20
 
 # Of sequences of tokens that make up more of a text than words of a language do: mark-up, boilerplate.
 SEARCHED_TOKENS = 1 << 19
@@ -55,15 +54,6 @@ def spread(counts: np.ndarray) -> dict[str, Any]:
         "largest": int(occurring[-1]),
         "counts": [[int(value), int(counts[value])] for value in occurring],
     }
-
-
-def difference_counts(ends: np.ndarray, most: int) -> np.ndarray:
-    """Numbers of neighbours in `ends` (rising, int64, (N + 1,)) that differ by 0, 1, ..., `most` or more."""
-    counts = np.zeros(most + 1, dtype=np.int64)
-    for start in range(0, len(ends) - 1, _BLOCK):
-        differences = np.diff(ends[start : start + _BLOCK + 1])
-        counts += np.bincount(np.minimum(differences, most), minlength=most + 1)
-    return counts
 
 
 def batch_facts(source: Source, batching: BatchingConfig, seed: int, epoch: int) -> dict[str, Any]:
@@ -191,8 +181,8 @@ def token_facts(occurrences: np.ndarray, vocab: Vocabulary | None) -> dict[str, 
 def text_facts(store: TokenStore) -> dict[str, Any]:
     """Lengths of sentences in tokens (those above 512 count as 512) and of documents in sentences (64), and
     the sentences that stand in the text before, token by token, which takes 8 bytes of memory a sentence."""
-    sentences = spread(difference_counts(store.sentences, 512))
-    documents = spread(difference_counts(store.documents, 64))
+    sentences = spread(length_counts(np.minimum(np.diff(store.sentences), 512)))
+    documents = spread(length_counts(np.minimum(np.diff(store.documents), 64)))
     store.check()
     sentences["mean"] = store.num_tokens / store.num_sentences
     documents["mean"] = store.num_sentences / store.num_documents
@@ -216,11 +206,6 @@ def _sentence_hashes(store: TokenStore) -> np.ndarray:
     return hashes
 
 
-def length_facts(source: Source, seed: int, epoch: int) -> dict[str, Any]:
-    """Lengths of the epoch's sequences in tokens, with [CLS] and [SEP], all of them."""
-    return spread(length_counts(source.lengths(seed, epoch)))
-
-
 def repeated_sequences(
     store: TokenStore, vocab: Vocabulary, limit: int = SEARCHED_TOKENS
 ) -> list[dict[str, Any]]:
@@ -240,7 +225,10 @@ def repeated_sequences(
             if vocab.unk_id in ids or (length > 1 and len(set(ids)) == 1):  # "- - -" is one token's share
                 continue
             tokens = [vocab.tokens[index] for index in ids]
-            joined = "".join(_bare(token) for token in tokens)
+            joined = "".join(
+                token[2:] if token.startswith("##") and len(token) > 2 else token.replace(WORD_START, "")
+                for token in tokens
+            )
             share = count * length / total
             marker = length > 1 and _MARKER.fullmatch(joined.lower()) is not None
             least = MARKER_SHARE if marker else SINGLE_SHARE if length == 1 else SEQUENCE_SHARE
@@ -277,10 +265,6 @@ def _most_frequent(parts: list[np.ndarray], length: int) -> list[tuple[tuple[int
         ids = tuple(parts[number][offset : offset + length].tolist())
         result.append((ids, int(counts[index])))
     return result
-
-
-def _bare(token: str) -> str:
-    return token[2:] if token.startswith("##") and len(token) > 2 else token.replace(WORD_START, "")
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -3,10 +3,8 @@
 randomness  random numbers and orders as functions of seed, epoch and place
 pairs       sentence pairs of an epoch
 masks       positions to predict, and their replacements
-epochs      results of an epoch, made ahead
+prefetch    work done ahead in threads: batches, results of an epoch
 sources     samples by index, from a token store or an instance store
 buckets     length buckets, and the order of an epoch's blocks
-prefetch    work done ahead in threads, results in order
-batches     batches of a rank, seekable, for any number of ranks
-evaluation  batches of held-out samples, and the same without their context
+batches     batches of a rank, seekable, for any number of ranks; of held-out samples, also without context
 """

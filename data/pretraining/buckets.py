@@ -149,8 +149,13 @@ def epoch_order(
     if start < total:
         table_rows.append((blocks, start, total - start, bounds[-1]))
         blocks += 1
+    numbers = np.arange(blocks, dtype=_index_dtype(blocks))
+    if key is not None:
+        # The words of samples are drawn from place 0 on; these come from the other end of the sequence.
+        words = draw(np.array([key], dtype=np.uint64), ~numbers.astype(np.uint64))
+        numbers = np.argsort(words, kind="stable").astype(numbers.dtype)
     first_block, first_sample, block_rows, padded = np.array(table_rows, dtype=np.int64).T
-    return EpochOrder(samples, _shuffled(blocks, key), first_block, first_sample, block_rows, padded)
+    return EpochOrder(samples, numbers, first_block, first_sample, block_rows, padded)
 
 
 def _narrowed(words: np.ndarray) -> np.ndarray:
@@ -163,16 +168,6 @@ def _narrowed(words: np.ndarray) -> np.ndarray:
     del narrow
     words.resize(-(-count // 2), refcheck=False)  # gives the second half back
     return words.view(np.uint32)[:count]
-
-
-def _shuffled(count: int, key: int | None) -> np.ndarray:
-    """The numbers from 0 to count - 1 in a random order, or as they are without a key."""
-    numbers = np.arange(count, dtype=_index_dtype(count))
-    if key is not None:
-        # The words of samples are drawn from place 0 on; these come from the other end of the sequence.
-        words = draw(np.array([key], dtype=np.uint64), ~numbers.astype(np.uint64))
-        numbers = np.argsort(words, kind="stable").astype(numbers.dtype)
-    return numbers
 
 
 def _index_dtype(count: int) -> np.dtype:

@@ -140,19 +140,17 @@ class _Walk:
     def pairs(self, first: int, last: int) -> Pairs:
         """The pairs of the documents from `first` to last - 1."""
         keys = draw(self._key, np.arange(first, last, dtype=np.uint64))
-        chunks = self._chunks(_Window(first, keys, self._targets(keys), self._bounds[first : last + 1]))
+        words = draw(keys[:, None], np.array([[_IS_SHORT, _SHORT_LENGTH]], dtype=np.uint64))
+        chance = fractions(words)
+        short = 2 + (chance[:, 1] * (self._max_tokens - 1)).astype(np.int64)
+        targets = np.where(chance[:, 0] < self._short_seq_prob, short, self._max_tokens)
+        chunks = self._chunks(_Window(first, keys, targets, self._bounds[first : last + 1]))
         order = np.argsort(chunks.document, kind="stable")  # a radix sort for 16 bits
         chunks = _Chunks(*(column[order] for column in chunks))
         per_document = np.bincount(chunks.document, minlength=last - first)
         place = np.arange(len(order)) - np.repeat(np.cumsum(per_document) - per_document, per_document)
         a_start, a_length, b_start, b_length = self._cut(chunks, keys[chunks.document], place)
         return Pairs(a_start, a_length, b_start, b_length, chunks.is_random)
-
-    def _targets(self, keys: np.ndarray) -> np.ndarray:
-        words = draw(keys[:, None], np.array([[_IS_SHORT, _SHORT_LENGTH]], dtype=np.uint64))
-        chance = fractions(words)
-        short = 2 + (chance[:, 1] * (self._max_tokens - 1)).astype(np.int64)
-        return np.where(chance[:, 0] < self._short_seq_prob, short, self._max_tokens)
 
     def _chunks(self, window: _Window) -> _Chunks:
         """All chunks of a window's documents, those of one document in rising order."""

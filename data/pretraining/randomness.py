@@ -74,11 +74,16 @@ def permuted(places: np.ndarray, count: int, key: int) -> np.ndarray:
     Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002; four steps on average at most).
     """
     half = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
+    low_bits = (np.uint64(1) << half) - np.uint64(1)
     values = np.array(places, dtype=np.uint64)
     outside = np.arange(len(values))
     keys = draw(np.array([key], dtype=np.uint64), np.arange(_ROUNDS, dtype=np.uint64))
     while len(outside):
-        values[outside] = _feistel(values[outside], half, keys)
+        left, right = values[outside] >> half, values[outside] & low_bits
+        for number in range(_ROUNDS):
+            word = draw(keys[number : number + 1], right)
+            left, right = right, left ^ (word & low_bits)
+        values[outside] = (left << half) | right
         outside = outside[values[outside] >= np.uint64(count)]
     return values.astype(np.int64)
 
@@ -107,13 +112,3 @@ def _mix_word(word: int) -> int:
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
     return word ^ (word >> 31)
-
-
-def _feistel(values: np.ndarray, half: np.uint64, keys: np.ndarray) -> np.ndarray:
-    """A permutation of the numbers of 2 * `half` bits."""
-    low_bits = (np.uint64(1) << half) - np.uint64(1)
-    left, right = values >> half, values & low_bits
-    for number in range(len(keys)):
-        word = draw(keys[number : number + 1], right)
-        left, right = right, left ^ (word & low_bits)
-    return (left << half) | right

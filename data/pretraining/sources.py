@@ -9,9 +9,9 @@ import numpy as np
 
 from base.errors import InputError
 from data.options import MAX_POSITIONS, MaskingConfig
-from data.pretraining.epochs import EpochCache
 from data.pretraining.masks import mask
 from data.pretraining.pairs import Pairs, pair_plan, single_plan
+from data.pretraining.prefetch import EpochCache
 from data.pretraining.randomness import epoch_key, sample_keys
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore

@@ -2,8 +2,7 @@
 
 cloze        command: questions out of plain text, for a machine without SQuAD
 squad_files  SQuAD's JSON files to questions, and their division by article
-offsets      texts to tokens and the characters that they stand for
-windows      questions to windows over their contexts, and windows to batches
+windows      texts to tokens and their places; questions to windows over their contexts, and to batches
 answers      logits of windows to the best answers, and files of these in Google's format
 score        exact match, F1 and thresholds as the official scripts compute them, and their command
 """

@@ -353,13 +353,12 @@ def read_predictions(path: str, flag: str) -> dict[str, str]:
 def read_null_odds(path: str, flag: str) -> dict[str, float]:
     """A file id -> number. Raises InputError for anything else."""
     content = load_json(path, flag)
-    if not isinstance(content, dict) or not all(map(_is_number, content.values())):
+    if not isinstance(content, dict) or not all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        for value in content.values()
+    ):
         raise InputError(f"{flag} {path}: must be one object of ids and numbers, such as {NULL_ODDS}")
     return {each: float(value) for each, value in content.items()}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _write(path: str, content: Any) -> None:

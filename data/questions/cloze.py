@@ -112,7 +112,12 @@ def make_questions(
         if settings.unanswerable:
             other = None
             if generator.random() < settings.unanswerable:
-                other = _elsewhere(cloze, contexts, paragraphs, generator)
+                for _ in range(_TRIES):
+                    document, number = contexts[int(generator.integers(len(contexts)))]
+                    context = " ".join(paragraphs[document][number])
+                    if document != cloze.document and cloze.answer.lower() not in context.lower():
+                        other = document, number
+                        break
             entry["is_impossible"] = other is not None
             home = other or home
         answerable = not entry.get("is_impossible", False)
@@ -193,21 +198,6 @@ def _spans(sentence: str, context: str, most_words: int) -> list[tuple[int, int]
             if not _NO_ANSWERS.intersection(ends) and lower.count(sentence[start:end].lower()) == 1:
                 spans.append((start, end))
     return spans
-
-
-def _elsewhere(
-    cloze: _Cloze,
-    contexts: list[tuple[int, int]],
-    paragraphs: list[list[list[str]]],
-    generator: np.random.Generator,
-) -> tuple[int, int] | None:
-    """A paragraph of another document without the answer; None where none is found soon."""
-    for _ in range(_TRIES):
-        document, number = contexts[int(generator.integers(len(contexts)))]
-        context = " ".join(paragraphs[document][number])
-        if document != cloze.document and cloze.answer.lower() not in context.lower():
-            return document, number
-    return None
 
 
 def _write(path: str, content: dict[str, Any]) -> None:

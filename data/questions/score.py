@@ -13,13 +13,14 @@ of the words that two texts share, and the best over the right answers counts.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import string
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -45,6 +46,12 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
+def _words() -> Callable[[str], list[str]]:
+    """A function from a text to its normalized words, which remembers those that it has met: golds come in
+    threes."""
+    return functools.cache(lambda text: normalize_answer(text).split())
+
+
 def score_v1(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
     """`exact_match` and `f1` in percent, as evaluate-v1.1.py; a question without prediction scores 0.
 
@@ -56,12 +63,12 @@ def score_v1(questions: Questions, predictions: Mapping[str, str]) -> dict[str, 
             f"{questions.name}: question {unanswerable[0]} has no answer, so it is no SQuAD 1.1; score it "
             "as 2.0"
         )
-    compare = _Comparison()
+    words = _words()
     exact = f1 = 0.0
     for each, golds in zip(questions.ids, questions.golds):
         if each in predictions:
             # Texts without words share none.
-            one, other = compare(list(dict.fromkeys(golds)), predictions[each], 0.0)
+            one, other = _compare(map(words, dict.fromkeys(golds)), words(predictions[each]), 0.0)
             exact, f1 = exact + one, f1 + other
     total = len(questions)
     return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
@@ -116,41 +123,28 @@ def best_threshold(
 
 def raw_scores(questions: Questions, predictions: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
     """Exact match and F1 of each question by evaluate-v2.0.py, float64 (Q,), from 0 to 1."""
-    compare = _Comparison()
+    words = _words()
     exact, f1 = np.zeros(len(questions)), np.zeros(len(questions))
     for number, (each, golds) in enumerate(zip(questions.ids, questions.golds)):
-        kept = [gold for gold in dict.fromkeys(golds) if compare.words(gold)] or [""]
-        exact[number], f1[number] = compare(kept, predictions[each], 1.0)  # without words they are equal
+        kept = [found for found in map(words, dict.fromkeys(golds)) if found] or [[]]
+        exact[number], f1[number] = _compare(kept, words(predictions[each]), 1.0)  # without words: equal
     return exact, f1
 
 
-class _Comparison:
-    """Compares answers, and remembers the words of those that it has met: golds come in threes."""
-
-    def __init__(self) -> None:
-        self._words: dict[str, list[str]] = {}
-
-    def words(self, text: str) -> list[str]:
-        """The words of the normalized text."""
-        known = self._words.get(text)
-        if known is None:
-            known = self._words[text] = normalize_answer(text).split()
-        return known
-
-    def __call__(self, golds: list[str], answer: str, both_empty: float) -> tuple[float, float]:
-        """The best exact match and F1 of an answer; `both_empty` for texts that have no words."""
-        scores = [self._score(self.words(gold), self.words(answer), both_empty) for gold in golds]
-        return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
-
-    @staticmethod
-    def _score(gold: list[str], prediction: list[str], both_empty: float) -> tuple[float, float]:
-        if gold == prediction:
-            return 1.0, 1.0 if gold else both_empty
-        shared = sum((Counter(gold) & Counter(prediction)).values())
-        if not shared:
-            return 0.0, 0.0
-        precision, recall = shared / len(prediction), shared / len(gold)
-        return 0.0, 2 * precision * recall / (precision + recall)
+def _compare(golds: Iterable[list[str]], answer: list[str], both_empty: float) -> tuple[float, float]:
+    """The best exact match and F1 of an answer's words; `both_empty`: F1 of texts that have none."""
+    exact = best = 0.0
+    for gold in golds:
+        shared = sum((Counter(gold) & Counter(answer)).values())
+        if gold == answer:
+            exact, f1 = 1.0, 1.0 if gold else both_empty
+        elif shared:
+            precision, recall = shared / len(answer), shared / len(gold)
+            f1 = 2 * precision * recall / (precision + recall)
+        else:
+            f1 = 0.0
+        best = max(best, f1)
+    return exact, best
 
 
 def _means(scores: np.ndarray, chosen: np.ndarray, name: str) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
 import numpy as np
@@ -55,19 +55,16 @@ class Questions:
         """Only the questions with these numbers, in the given order, with only their contexts."""
         numbers = np.asarray(chosen, dtype=np.int64)
         contexts, context_of = np.unique(self.context_of[numbers], return_inverse=True)
-        return Questions(
-            self.name,
-            tuple(self.ids[number] for number in numbers),
-            tuple(self.texts[number] for number in numbers),
-            tuple(self.contexts[number] for number in contexts),
-            context_of.astype(np.int64),
-            self.titles,
-            self.article_of[numbers],
-            tuple(self.golds[number] for number in numbers),
-            self.answer_starts[numbers],
-            self.answer_ends[numbers],
-            self.version_2,
-            self.misplaced,
+        return replace(
+            self,
+            ids=tuple(self.ids[number] for number in numbers),
+            texts=tuple(self.texts[number] for number in numbers),
+            contexts=tuple(self.contexts[number] for number in contexts),
+            context_of=context_of.astype(np.int64),
+            article_of=self.article_of[numbers],
+            golds=tuple(self.golds[number] for number in numbers),
+            answer_starts=self.answer_starts[numbers],
+            answer_ends=self.answer_ends[numbers],
         )
 
     def answer(self, number: int) -> str:

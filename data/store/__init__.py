@@ -1,11 +1,9 @@
 """Directories of columns on disk, built once in parallel and mapped by every rank.
 
 manifest   JSON files beside the columns
-mapped     files mapped side by side, and errors where one becomes shorter
-columns    columns cut into shards, mapped as one array
+columns    columns cut into shards, mapped as one array; errors where a file becomes shorter
 build      a directory from many units: parallel, in order, resumable
 cache      caches named by content
-tokens     the token store
+tokens     the token store, and figures about a tokenized text
 instances  the instance store
-entropy    figures about a tokenized text
 """

@@ -17,7 +17,7 @@ import os
 import shutil
 import uuid
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -66,16 +66,6 @@ class Skipped:
             self.messages.append(message)
 
 
-class Unit(Protocol):
-    """A piece of input: `name` is for messages, `size` (bytes) for progress. It is pickled."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-
 Work = Callable[[Any, Part], Mapping[str, Any]]
 Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, int]]]
 
@@ -84,7 +74,8 @@ Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, i
 class BuildPlan:
     """Columns to build: `work(unit, part)` is called for each of `units()`, and appends to `part`.
 
-    `units` is called only where something is to be built; it may read the input. `work` is pickled. It
+    `units` is called only where something is to be built; it may read the input. A unit is a piece of it,
+    with a `name` for messages and a `size` in bytes for progress. It is pickled, as is `work`, which
     returns "counts" (numbers, which are added up) and may return "messages" (lines about records that it
     skipped; the first few are kept). Its result and parts depend on the unit alone. `identity` (JSON) decides
     what is built: a partial build of the same identity is continued, one of another is thrown away.
@@ -94,7 +85,7 @@ class BuildPlan:
     """
 
     columns: Sequence[Column]
-    units: Callable[[], Sequence[Unit]]
+    units: Callable[[], Sequence[Any]]
     work: Work
     identity: Mapping[str, Any]
     manifest: Mapping[str, Any]
@@ -243,7 +234,7 @@ def _append_units(
     writers: Mapping[str, ColumnWriter],
     partial: str,
     plan: BuildPlan,
-    units: Sequence[Unit],
+    units: Sequence[Any],
     num_workers: int,
     progress: Progress,
 ) -> tuple[dict[str, int], list[str]]:
@@ -253,7 +244,7 @@ def _append_units(
     for name in os.listdir(unfinished):  # damaged, or of a worker that was stopped
         if name != _LABEL and not (name.isdecimal() and int(name) in found):
             shutil.rmtree(os.path.join(unfinished, name))
-    jobs = [_Job(number, unit) for number, unit in enumerate(units) if number not in found]
+    jobs = [_Job(number, unit, unit.name) for number, unit in enumerate(units) if number not in found]
     total = sum(unit.size for unit in units)
     done = sum(units[number].size for number in found)
     counts: dict[str, int] = {}
@@ -287,14 +278,11 @@ def _append_units(
 
 
 class _Job(NamedTuple):
-    """A unit to work on, and its number."""
+    """A unit to work on, its number and its name."""
 
     number: int
     unit: Any
-
-    @property
-    def name(self) -> str:
-        return str(self.unit.name)
+    name: str
 
 
 def _make_folder(
@@ -357,7 +345,7 @@ def _rows(plan: BuildPlan, writers: Mapping[str, ColumnWriter]) -> dict[str, int
     return {each.name: writers[each.name].length - (each.ends_of is not None) for each in plan.columns}
 
 
-def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> Interrupted:
+def _disk_full(partial: str, units: Sequence[Any], error: OSError) -> Interrupted:
     total = sum(unit.size for unit in units)
     done = written = 0
     for name in os.listdir(os.path.join(partial, UNFINISHED)):

@@ -16,9 +16,8 @@ from base.files import sha256_of_all
 from base.locks import locked
 from base.progress import SILENT, Progress
 from data.store.build import BuildPlan, build_columns
-from data.store.columns import check_sums
+from data.store.columns import MappedFiles, check_sums
 from data.store.manifest import MANIFEST, read_json, write_json
-from data.store.mapped import MappedFiles
 
 _HASHES = "hashes.json"
 _VERIFIED = "verified.json"
@@ -60,7 +59,11 @@ def describe_sources(
     try:
         facts = [_facts(path) for path in paths]
         keys = [os.path.realpath(path) for path in paths]
-        known = [_remembered(memo.get(key), fact) for key, fact in zip(keys, facts)]
+        known: list[str | None] = []
+        for key, fact in zip(keys, facts):
+            entry: Any = memo.get(key)
+            fits = isinstance(entry, list) and len(entry) == 4 and entry[:3] == fact
+            known.append(entry[3] if fits and isinstance(entry[3], str) else None)
         missing = [index for index, checksum in enumerate(known) if checksum is None]
         if missing:
             total = sum(facts[index][0] for index in missing)
@@ -81,7 +84,11 @@ def describe_sources(
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
     if memo_path is not None and fresh:
-        _remember(memo_path, fresh)
+        # Losing some to another process that writes costs a reading, no more.
+        entries = list({**read_json(memo_path), **fresh}.items())[-_HASHES_KEPT:]
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(memo_path), exist_ok=True)
+            write_json(memo_path, dict(entries))
     return [SourceFile(path, fact[0], str(checksum)) for path, fact, checksum in zip(paths, facts, known)]
 
 
@@ -145,7 +152,7 @@ def verify_once(
 
 
 def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
-    """Remove the directory, unless another process has meanwhile put a good one in its place."""
+    """Removes the directory, unless another process has meanwhile put a good one in its place."""
     if not os.path.isdir(directory):
         return
     try:
@@ -160,20 +167,3 @@ def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
 def _facts(path: str) -> list[int]:
     facts = os.stat(path)
     return [facts.st_size, facts.st_mtime_ns, facts.st_ino]
-
-
-def _remembered(entry: Any, facts: list[int]) -> str | None:
-    if isinstance(entry, list) and len(entry) == 4 and entry[:3] == facts and isinstance(entry[3], str):
-        return entry[3]
-    return None
-
-
-def _remember(memo_path: str, fresh: Mapping[str, Any]) -> None:
-    """Add entries to the memo. Losing some to another process that writes costs a reading, no more."""
-    entries = {**read_json(memo_path), **fresh}
-    surplus = len(entries) - _HASHES_KEPT
-    for key in list(entries)[: max(surplus, 0)]:
-        del entries[key]
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(memo_path), exist_ok=True)
-        write_json(memo_path, entries)

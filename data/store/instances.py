@@ -9,15 +9,16 @@ instances source_ends[s] to source_ends[s+1], which were padded to token_widths[
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.progress import SILENT, Progress
-from data.formats.read import read_instances
+from data.formats.files import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
 from data.store.build import BuildPlan, Part, Skipped
@@ -27,9 +28,8 @@ from data.store.cache import (
     open_or_build,
     verify_once,
 )
-from data.store.columns import Column, map_columns
+from data.store.columns import Column, MappedFiles, map_columns
 from data.store.manifest import MANIFEST, check_figures, read_json
-from data.store.mapped import MappedFiles
 
 FORMAT = "instance-store-1"
 _CHECK_ROWS = 1 << 18
@@ -85,12 +85,6 @@ class InstanceStore:
         """Predictions that the widest source file has room for."""
         return int(self.prediction_widths.max())
 
-    @property
-    def sources(self) -> list[dict[str, Any]]:
-        """Name, size, sha256 and number of instances of each source file."""
-        counts = np.diff(self.source_ends).tolist()
-        return [{**source, "instances": n} for source, n in zip(self.manifest["sources"], counts)]
-
     def source_of(self, instance: int) -> str:
         """Name of the file that an instance comes from."""
         number = int(np.searchsorted(self.source_ends, instance, side="right")) - 1
@@ -127,11 +121,6 @@ def is_instance_store(directory: str) -> bool:
     return read_json(os.path.join(directory, MANIFEST)).get("format") == FORMAT
 
 
-def store_manifest(vocab_size: int, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Part of the manifest of a store of these sources."""
-    return {"format": FORMAT, "vocab_size": vocab_size, "sources": [dict(source) for source in sources]}
-
-
 def instance_columns(vocab_size: int) -> list[Column]:
     """The columns of a store, for data.store.build; the names are the fields of InstanceStore."""
     id_type = "<u2" if vocab_size <= 1 << 16 else "<u4"
@@ -151,46 +140,36 @@ def instance_columns(vocab_size: int) -> list[Column]:
     ]
 
 
-class RowWriter:
-    """Takes padded blocks of instances into a part of a store; `finish` ends a source.
-
-    The source's widths are those of its widest block, and at least the two given here.
-    """
-
-    def __init__(self, part: Part, token_width: int = 0, prediction_width: int = 0) -> None:
-        self._part = part
-        self.instances = self.tokens = self.predictions = 0
-        self._token_width, self._prediction_width = token_width, prediction_width
-
-    def write(self, block: PretrainingArrays) -> None:
-        """Append the instances of a block, checked already."""
+def write_rows(
+    part: Part, blocks: Iterable[PretrainingArrays], token_width: int = 0, prediction_width: int = 0
+) -> dict[str, int]:
+    """Appends padded blocks of instances, checked already, to a part of a store, as one source; returns the
+    counts of the part. The source's widths are those of its widest block, and at least the two given here."""
+    append = part.append
+    instances = tokens = predictions = 0
+    for block in blocks:
         rows, width = block.input_ids.shape
         lengths = block.valid_lengths.astype(np.int64)
         inside = np.arange(width) < lengths[:, None]
         kept = block.masked_lm_weights != 0
         counts = kept.sum(axis=1)
-        append = self._part.append
         append("ids", block.input_ids[inside])
         append("segments", block.segment_ids[inside])
         append("lengths", lengths)
-        append("token_ends", self.tokens + np.cumsum(lengths))
+        append("token_ends", tokens + np.cumsum(lengths))
         append("positions", block.masked_lm_positions[kept])
         append("masked_ids", block.masked_lm_ids[kept])
         append("weights", block.masked_lm_weights[kept])
-        append("prediction_ends", self.predictions + np.cumsum(counts))
+        append("prediction_ends", predictions + np.cumsum(counts))
         append("labels", block.next_sentence_labels)
-        self.instances += rows
-        self.tokens += int(lengths.sum())
-        self.predictions += int(counts.sum())
-        self._token_width = max(self._token_width, width)
-        self._prediction_width = max(self._prediction_width, kept.shape[1])
-
-    def finish(self) -> dict[str, int]:
-        """Note where the source ends; returns the counts of the part."""
-        self._part.append("source_ends", np.array([self.instances]))
-        self._part.append("token_widths", np.array([self._token_width]))
-        self._part.append("prediction_widths", np.array([self._prediction_width]))
-        return {"instances": self.instances, "tokens": self.tokens, "predictions": self.predictions}
+        instances += rows
+        tokens += int(lengths.sum())
+        predictions += int(counts.sum())
+        token_width, prediction_width = max(token_width, width), max(prediction_width, kept.shape[1])
+    append("source_ends", np.array([instances]))
+    append("token_widths", np.array([token_width]))
+    append("prediction_widths", np.array([prediction_width]))
+    return {"instances": instances, "tokens": tokens, "predictions": predictions}
 
 
 def _check_lengths(store: InstanceStore) -> None:
@@ -227,47 +206,38 @@ def _check_values(store: InstanceStore) -> None:
     """Raises InputError if the store holds what none can hold."""
     _check_lengths(store)
     for start in range(0, store.num_instances, _CHECK_ROWS):
-        _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
+        stop = min(start + _CHECK_ROWS, store.num_instances)
+        lengths = store.lengths[start:stop]
+        token_ends = store.token_ends[start : stop + 1]
+        prediction_ends = store.prediction_ends[start : stop + 1]
+        counts = np.diff(prediction_ends)
+        if lengths.min() < 1 or lengths.max() > store.width or (np.diff(token_ends) != lengths).any():
+            raise InputError(f"the lengths of instances from {start} on are wrong")
+        if counts.min() < 0 or counts.max() > store.prediction_width:
+            raise InputError(f"the numbers of predictions from instance {start} on are wrong")
+        tokens = slice(int(token_ends[0]), int(token_ends[-1]))
+        predictions = slice(int(prediction_ends[0]), int(prediction_ends[-1]))
+        if tokens.start < 0 or predictions.start < 0:
+            raise InputError(f"the offsets of instance {start} are wrong")
+        weights = store.weights[predictions]
+        good = (
+            store.ids[tokens].max(initial=0) < store.vocab_size
+            and store.masked_ids[predictions].max(initial=0) < store.vocab_size
+            and store.segments[tokens].max(initial=0) <= 1
+            and store.labels[start:stop].max(initial=0) <= 1
+            and (store.positions[predictions] < np.repeat(lengths, counts)).all()
+            and (np.isfinite(weights) & (weights > 0)).all()
+        )
+        if not good:
+            raise InputError(f"instances from {start} to {stop - 1} hold values out of range")
 
 
-def _check_rows(store: InstanceStore, start: int, stop: int) -> None:
-    """Raises InputError if an instance from `start` to `stop` holds what no store can hold."""
-    lengths = store.lengths[start:stop]
-    token_ends = store.token_ends[start : stop + 1]
-    prediction_ends = store.prediction_ends[start : stop + 1]
-    counts = np.diff(prediction_ends)
-    if lengths.min() < 1 or lengths.max() > store.width or (np.diff(token_ends) != lengths).any():
-        raise InputError(f"the lengths of instances from {start} on are wrong")
-    if counts.min() < 0 or counts.max() > store.prediction_width:
-        raise InputError(f"the numbers of predictions from instance {start} on are wrong")
-    tokens = slice(int(token_ends[0]), int(token_ends[-1]))
-    predictions = slice(int(prediction_ends[0]), int(prediction_ends[-1]))
-    if tokens.start < 0 or predictions.start < 0:
-        raise InputError(f"the offsets of instance {start} are wrong")
-    weights = store.weights[predictions]
-    good = (
-        store.ids[tokens].max(initial=0) < store.vocab_size
-        and store.masked_ids[predictions].max(initial=0) < store.vocab_size
-        and store.segments[tokens].max(initial=0) <= 1
-        and store.labels[start:stop].max(initial=0) <= 1
-        and (store.positions[predictions] < np.repeat(lengths, counts)).all()
-        and (np.isfinite(weights) & (weights > 0)).all()
-    )
-    if not good:
-        raise InputError(f"instances from {start} to {stop - 1} hold values out of range")
-
-
-@dataclass(frozen=True)
-class ConvertFile:
+def _convert_file(vocab_size: int, skip_bad_records: bool, unit: SourceFile, part: Part) -> dict[str, Any]:
     """Reads and checks one file in a worker process and appends its instances to a part."""
+    skipped = Skipped()
+    blocks = read_instances(unit.path, vocab_size, skipped if skip_bad_records else None)
 
-    vocab_size: int
-    skip_bad_records: bool
-
-    def __call__(self, unit: SourceFile, part: Part) -> dict[str, Any]:
-        skipped = Skipped()
-        rows = RowWriter(part)
-        blocks = read_instances(unit.path, self.vocab_size, skipped if self.skip_bad_records else None)
+    def watched() -> Iterator[PretrainingArrays]:
         with open(os.devnull, "w") as nowhere:
             try:
                 while True:
@@ -275,12 +245,13 @@ class ConvertFile:
                     faulthandler.dump_traceback_later(SECONDS_PER_BLOCK, exit=True, file=nowhere)
                     block = next(blocks, None)
                     if block is None:
-                        break
-                    rows.write(block)
+                        return
+                    yield block
             finally:
                 faulthandler.cancel_dump_traceback_later()
-        counts = rows.finish()
-        return {"counts": {**counts, "skipped": skipped.count}, "messages": skipped.messages}
+
+    counts = write_rows(part, watched())
+    return {"counts": {**counts, "skipped": skipped.count}, "messages": skipped.messages}
 
 
 def instance_store_plan(
@@ -309,14 +280,14 @@ def instance_store_plan(
     return BuildPlan(
         instance_columns(vocab_size),
         lambda: sources,
-        ConvertFile(vocab_size, skip_bad_records),
+        functools.partial(_convert_file, vocab_size, skip_bad_records),
         {
             "format": FORMAT,
             "vocab_size": vocab_size,
             "skip_bad_records": skip_bad_records,
             "sources": [source.sha256 for source in sources],
         },
-        store_manifest(vocab_size, [source.described for source in sources]),
+        {"format": FORMAT, "vocab_size": vocab_size, "sources": [source.described for source in sources]},
         check,
         "converting",
         isolate=True,

@@ -68,7 +68,9 @@ def expand_inputs(patterns: str, flag: str) -> list[str]:
                     # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
                     (matches if os.path.getsize(below) else empty).append(below)
         if empty and not matches:
-            raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
+            listed = ", ".join(sorted(empty)[:_LISTED])
+            more = f" and {len(empty) - _LISTED:,} more" if len(empty) > _LISTED else ""
+            raise InputError(f"{flag}: {piece} holds nothing but empty files: {listed}{more}")
         if not matches:
             raise InputError(f"{flag}: no file matches {piece!r}")
         paths.update(matches)
@@ -156,11 +158,6 @@ def _files_below(directory: str, flag: str) -> Iterator[str]:
                 yield path
 
 
-def _listed(paths: Sequence[str]) -> str:
-    more = len(paths) - _LISTED
-    return ", ".join(paths[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
-
-
 def _check_file(path: str, flag: str) -> None:
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as handle:
@@ -173,7 +170,12 @@ def _check_file(path: str, flag: str) -> None:
 
 
 def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUnit]:
-    text_format = _format_of(path, settings.text_format)
+    text_format = detected = detect_format(path)
+    if settings.text_format == "wikiextractor":
+        # Whatever else it is, reading it as elements names the line at fault.
+        text_format = JSON if detected == JSON else DOC
+    elif settings.text_format != "auto":
+        text_format = settings.text_format
     with open_text(path) as handle:
         size = os.fstat(handle.fileno()).st_size
         if is_packed(path):
@@ -187,16 +189,6 @@ def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUn
         TextUnit(f"{path}, bytes {start} to {end}", path, start, end, text_format, end == size)
         for start, end in zip(borders, borders[1:])
     ]
-
-
-def _format_of(path: str, wanted: str) -> str:
-    detected = detect_format(path)
-    if wanted == "auto":
-        return detected
-    if wanted == "wikiextractor":
-        # Whatever else it is, reading it as elements names the line at fault.
-        return JSON if detected == JSON else DOC
-    return wanted
 
 
 def _split(paragraphs: Iterator[str | None]) -> Iterator[str | None]:

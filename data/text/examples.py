@@ -9,9 +9,8 @@ from typing import NamedTuple, Sequence
 
 from base.errors import InputError
 from data.text.corpus import sentences
-from data.tokenizing.tokenizer import Tokenizer
+from data.tokenizing.tokenizer import Tokenizer, lists_of
 from data.tokenizing.vocab import Vocabulary
-from data.tokenizing.wordpiece import lists_of
 
 FEWEST_WORDS, MOST_WORDS = 8, 20  # of a sentence: enough of a context, on one line
 _DRAWN = 100  # for each example, since not every sentence has a word that is one token
@@ -35,7 +34,11 @@ def masked_examples(
     Raises:
         InputError: bad text, or too few sentences with such a word.
     """
-    suitable = {each for each in sentences(paths) if each and _is_suitable(each)}
+    suitable = {
+        each
+        for each in sentences(paths)
+        if each and FEWEST_WORDS <= len(each.split()) <= MOST_WORDS and "[" not in each
+    }
     found: list[Example] = []
     for digest, sentence in heapq.nsmallest(count * _DRAWN, ((_digest(each), each) for each in suitable)):
         words = list(_WORD.finditer(sentence))
@@ -51,10 +54,6 @@ def masked_examples(
             "one to mask; name more text"
         )
     return found
-
-
-def _is_suitable(sentence: str) -> bool:
-    return FEWEST_WORDS <= len(sentence.split()) <= MOST_WORDS and "[" not in sentence
 
 
 def _digest(sentence: str) -> int:

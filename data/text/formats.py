@@ -49,8 +49,10 @@ def detect_format(path: str) -> str:
     lines = probe.split(b"\n")
     if _DOC_BEGIN.match(_decoded(lines[0])):
         return DOC
-    if lines[0].startswith(b"{") and _is_json_object(lines[0], whole=len(lines) > 1):
-        return JSON
+    if lines[0].startswith(b"{"):
+        record = _json_value(lines[0]) if len(lines) > 1 else None
+        if _JSON_KEYS.match(lines[0]) or (isinstance(record, dict) and record):
+            return JSON
     texts = [_decoded(line) for line in lines]
     for index, text in enumerate(texts[:-1] if len(probe) >= PROBE_BYTES else texts):
         blank_before = index == 0 or not texts[index - 1].strip()
@@ -115,11 +117,11 @@ def paragraphs(
         return _of_elements(blocks, problems)
     if text_format == JSON:
         return _of_json(blocks, problems)
-    return _of_book(blocks, ends) if text_format == BOOKS else _of_lines(blocks, inside, ends)
+    return _of_lines(blocks, inside, ends, is_book=text_format == BOOKS)
 
 
-def _of_lines(blocks: Blocks, inside: bool, ends: bool) -> Iterator[str | None]:
-    """Lines; a blank one ends a document."""
+def _of_lines(blocks: Blocks, inside: bool, ends: bool, is_book: bool) -> Iterator[str | None]:
+    """Lines; a blank one ends a document, but is nothing in a book."""
     for _, lines in blocks:
         for line in lines:
             if line is None:
@@ -128,21 +130,10 @@ def _of_lines(blocks: Blocks, inside: bool, ends: bool) -> Iterator[str | None]:
             if line:
                 inside = True
                 yield line
-            elif inside:
+            elif inside and not is_book:
                 inside = False
                 yield None
-    if inside and ends:
-        yield None
-
-
-def _of_book(blocks: Blocks, ends: bool) -> Iterator[str | None]:
-    """Lines of one document; blank ones are nothing."""
-    for _, lines in blocks:
-        for line in lines:
-            line = line and line.strip()
-            if line:
-                yield line
-    if ends:
+    if ends and (inside or is_book):
         yield None
 
 
@@ -252,9 +243,7 @@ def _of_json(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
 def _json_text(line: str) -> str | None:
     record = _json_value(line)
     text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        return None
-    if "\0" in text:
+    if not isinstance(text, str) or "\0" in text:
         return None
     try:
         text.encode("utf-8")  # "\ud800" is valid JSON, but no character
@@ -283,13 +272,6 @@ def _decoded(line: bytes) -> str:
         return "" if b"\0" in line else line.decode("utf-8")
     except UnicodeDecodeError:
         return ""
-
-
-def _is_json_object(line: bytes, whole: bool) -> bool:
-    if _JSON_KEYS.match(line):
-        return True
-    record = _json_value(line) if whole else None
-    return isinstance(record, dict) and bool(record)
 
 
 def _probe(path: str) -> bytes:

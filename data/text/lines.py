@@ -36,29 +36,6 @@ def packing(handle: IO[bytes]) -> str:
     return next((name for name, magic in _FORMATS.items() if re.match(magic, start)), "")
 
 
-@contextmanager
-def unpacked(handle: IO[bytes], path: str) -> Iterator[IO[bytes]]:
-    """The bytes of a file that is open at its beginning, unpacked where it is packed; to go back or forward
-    in these takes time.
-
-    Raises InputError for packed bytes that are damaged, or cut off, when reading comes there.
-    """
-    program = packing(handle)
-    if not program:
-        yield handle
-        return
-    opens, damages = _reader(program, path)
-    try:
-        with opens(handle) as text:
-            yield text
-    except damages as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk
-        raise InputError(
-            f"{path} is packed by {program}, and damaged or cut off ({error}); copy or download it anew"
-        ) from error
-
-
 def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], tuple[type[Exception], ...]]:
     """The class that reads what a program has packed, and what it raises for damage."""
     if program == "gzip":
@@ -115,16 +92,14 @@ class Problems:
     def _place(self, offset: int, index: int) -> str:
         if self._skip and not self._near_start:
             return f"{self.path}, near byte {offset}"
-        return f"{self.path}, line {self._newlines_before(offset) + index + 1}"
-
-    def _newlines_before(self, offset: int) -> int:
-        """Counted from the place of the last report, so that the reports of a part read it once or twice."""
+        # Counted from the place of the last report, so that the reports of a part read it once or twice.
         position, count = self._counted
         if offset < position:  # the beginning of a document that turned out to be wrong
-            return count - self._newlines_between(offset, position)
-        count += self._newlines_between(position, offset)
-        self._counted = (offset, count)
-        return count
+            count -= self._newlines_between(offset, position)
+        else:
+            count += self._newlines_between(position, offset)
+            self._counted = (offset, count)
+        return f"{self.path}, line {count + index + 1}"
 
     def _newlines_between(self, start: int, end: int) -> int:
         count = 0
@@ -141,10 +116,13 @@ class Problems:
 
 @contextmanager
 def open_text(path: str) -> Iterator[IO[bytes]]:
-    """The file, open for reading bytes; a packed one gives its text (`data.text.lines`).
+    """The file, open for reading bytes; a packed one gives its text, in which to go back or forward takes
+    time.
 
-    Raises InputError when it is no regular file, and for what goes wrong while it is open.
+    Raises InputError when it is no regular file, and for what goes wrong while it is open, such as packed
+    bytes that are damaged or cut off, when reading comes there.
     """
+    program, damages = "", (OSError,)  # type: str, tuple[type[Exception], ...]
     try:
         # Without O_NONBLOCK, opening a named pipe nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -153,10 +131,20 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
                 raise InputError(
                     f"{path} is not a regular file: text is read in parts, so write it to a file first"
                 )
-            with unpacked(handle, path) as text:
+            program = packing(handle)
+            if not program:
+                yield handle
+                return
+            opens, found = _reader(program, path)
+            damages = (OSError, *found)
+            with opens(handle) as text:
                 yield text
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except damages as error:
+        if isinstance(error, OSError) and (error.errno is not None or not program):
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(
+            f"{path} is packed by {program}, and damaged or cut off ({error}); copy or download it anew"
+        ) from error
 
 
 def is_packed(path: str) -> bool:
@@ -183,8 +171,10 @@ def line_blocks(
     """
     for offset, raw in _raw_blocks(path, start, end, max_line_bytes):
         if raw is None:
-            what = f"the line is longer than {_size(max_line_bytes)}"
-            problems.report(offset, 0, what, "break it into lines")
+            longest = (
+                f"{max_line_bytes >> 20} MiB" if max_line_bytes >= 1 << 20 else f"{max_line_bytes} bytes"
+            )
+            problems.report(offset, 0, f"the line is longer than {longest}", "break it into lines")
             yield offset, [None]
             continue
         mark = len(codecs.BOM_UTF8) if offset == 0 and raw.startswith(codecs.BOM_UTF8) else 0
@@ -193,24 +183,17 @@ def line_blocks(
                 raise ValueError
             lines: list[str | None] = list(raw[mark:].decode("utf-8").split("\n"))
         except ValueError:  # UnicodeDecodeError is one
-            yield from _one_by_one(raw, offset, mark, problems)
+            position = mark
+            while position < len(raw):  # as blocks of one line, so that reports come in order
+                newline = raw.find(b"\n", position)
+                stop = newline if newline >= 0 else len(raw)
+                begin = offset + (position if position > mark else 0)
+                yield begin, [_decoded(raw[position:stop], begin, problems)]
+                position = stop + 1
             continue
         if raw.endswith(b"\n"):
             lines.pop()
         yield offset, lines
-
-
-def _one_by_one(
-    raw: bytes, offset: int, mark: int, problems: Problems
-) -> Iterator[tuple[int, list[str | None]]]:
-    """The lines of a block with something wrong in it, as blocks of one, so that reports come in order."""
-    position = mark
-    while position < len(raw):
-        newline = raw.find(b"\n", position)
-        end = newline if newline >= 0 else len(raw)
-        begin = offset + (position if position > mark else 0)
-        yield begin, [_decoded(raw[position:end], begin, problems)]
-        position = end + 1
 
 
 def _raw_blocks(path: str, start: int, end: int | None, limit: int) -> Iterator[tuple[int, bytes | None]]:
@@ -258,7 +241,3 @@ def _decoded(line: bytes, offset: int, problems: Problems) -> str | None:
         what = f"byte {error.start + 1} is not valid UTF-8"
         problems.report(offset, 0, what, "convert the file, for example with iconv -t UTF-8")
         return None
-
-
-def _size(length: int) -> str:
-    return f"{length >> 20} MiB" if length >= 1 << 20 else f"{length} bytes"

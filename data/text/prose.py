@@ -31,7 +31,11 @@ def prose_sentences(text: str) -> Iterator[str]:
     in ':', rules, field lists, and sentences that look like code, are short, very long or mostly not letters.
     """
     for paragraph in _paragraphs(text):
-        for sentence in _split(_plain(paragraph)):
+        # Without the marks of reStructuredText
+        plain = _MARKUP.sub(
+            lambda match: next(each for each in match.groups() if each is not None), paragraph
+        )
+        for sentence in _split(" ".join(plain.split())):
             if is_prose(sentence):
                 yield sentence
 
@@ -61,12 +65,6 @@ def _paragraphs(text: str) -> Iterator[str]:
             gathered.append(item)
         if gathered:
             yield " ".join(gathered)
-
-
-def _plain(paragraph: str) -> str:
-    """Without the marks of reStructuredText, with single spaces."""
-    text = _MARKUP.sub(lambda match: next(group for group in match.groups() if group is not None), paragraph)
-    return " ".join(text.split())
 
 
 def _split(paragraph: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from bert.model import DECODER, HEADS, build_model, initialize
 from bert.operators import check_fused, choose_operators
 from bert.weights.names import EMBEDDING
 from bert.weights.tensors import Weights
-from data.minimal_pairs.copies import Batch
+from data.minimal_pairs import Batch
 from tasks.networks import PlainBert
 from tasks.pretraining.loss import classify, decoder_weight, transform
 

@@ -12,7 +12,7 @@ from compare import main
 from comparison import report
 from comparison.backends import MPIRUN, Backend
 from data import embedded
-from data.corpus_files import finished, save_report, write_corpus
+from data.embedded import finished, save_report, write_corpus
 from training.entry import exit_code
 
 SCRIPT = Path(__file__).resolve().with_name("quick_training.py")

@@ -42,6 +42,19 @@ def vocab(embedded):
 
 
 @pytest.fixture(scope="session")
+def settings(vocab):
+    return TokenizerSettings(vocab)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """The path of two documents, of two sentences each, with lines and a document without tokens."""
+    path = tmp_path / "text.txt"
+    path.write_text("One two.\nThree!\n\n\u200b\n\nFour five six.\n\u200b\nSeven.\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
 def store(embedded, vocab, tmp_path_factory):
     """The token store of one training file: 50 documents or more."""
     directory = tmp_path_factory.mktemp("store") / "store"

@@ -15,14 +15,19 @@ from base.errors import InputError
 from base.progress import SILENT
 from data.opening import TEXT, DataFiles, open_data
 from data.options import BatchingConfig, DataConfig, MaskingConfig, TokenizerConfig
-from data.pretraining.batches import EPOCH_SHIFT, PretrainingBatches, dummy_batch
-from data.pretraining.evaluation import evaluation_batches
+from data.pretraining.batches import (
+    EPOCH_SHIFT,
+    PretrainingBatches,
+    control_batches,
+    dummy_batch,
+    evaluation_batches,
+    with_context_of,
+)
 from data.pretraining.prefetch import Prefetcher
 from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.streams import Stream
 from tests.data.token_stores import build_store
@@ -253,6 +258,50 @@ def test_evaluation_sees_every_sample_once_with_the_same_masks(source, world_siz
     assert len(seen) == count and max(len(batch.input_ids) for batch in batches) <= 32
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
     assert sorted(seen) == sorted(row for b in evaluation_batches(source, 9, 0, 1) for row in rows_of(b))
+
+
+def unmasked(batch, row: int) -> list[int]:
+    ids = batch.input_ids[row].tolist()
+    for place, token, weight in zip(*(each[row] for each in batch[3:6])):
+        if weight:
+            ids[place] = token
+    return ids[: batch.valid_lengths[row]]
+
+
+def test_a_control_has_the_text_of_others_around_its_own_predictions(store, vocab):
+    source = TextSource(store, vocab, MaskingConfig(max_seq_length=64))
+    batch = source.collate(0, 0, np.arange(0, 12), 64)
+    others = source.collate(0, 0, np.arange(30, 42), 64)
+    control = with_context_of(others, batch)
+    assert control.input_ids is not batch.input_ids and control[1:] == batch[1:]
+    special = (vocab.cls_id, vocab.sep_id)
+    for row in range(12):
+        text = [token for token in unmasked(others, row) if token not in special]
+        own = unmasked(batch, row)
+        predicted = set(batch.masked_positions[row, batch.masked_weights[row] > 0].tolist())
+        expected, number = batch.input_ids[row].tolist(), 0
+        for place, token in enumerate(own):
+            if token not in special and place not in predicted:
+                expected[place] = text[number % len(text)]
+                number += 1
+        assert control.input_ids[row].tolist() == expected
+    assert (control.input_ids != batch.input_ids).mean() > 0.5
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_batch_has_its_control_on_its_rank(store, vocab, world_size):
+    source = TextSource(store, vocab, MaskingConfig(max_seq_length=64))
+    for rank in range(world_size):
+        batches = list(evaluation_batches(source, 8, rank, world_size))
+        controls = list(control_batches(source, 8, rank, world_size))
+        assert len(batches) == len(controls) > 2
+        for batch, control in zip(batches, controls):
+            for own, other in zip(batch[1:], control[1:]):
+                assert np.array_equal(own, other)
+            row, column = np.nonzero(batch.masked_weights)
+            place = batch.masked_positions[row, column]
+            assert np.array_equal(batch.input_ids[row, place], control.input_ids[row, place])
+            assert (batch.input_ids != control.input_ids).any(axis=1).all(), "no sequence is its own control"
 
 
 def test_a_store_of_another_vocabulary_is_refused(store):

@@ -9,8 +9,8 @@ import pytest
 
 from base.errors import InputError
 from data.build_corpus import PACKAGES, build, main, regrouped
-from data.corpus_files import held_out
-from data.debian.packages import fetch_package
+from data.debian import fetch_package
+from data.embedded import held_out
 from data.text.corpus import documents
 from data.text.prose import has_clause, plain_punctuation, whole_sentence
 from tests.data.debian_packages import repository, sentences

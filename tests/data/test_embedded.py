@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from base.errors import InputError
-from data.corpus_files import finished
-from data.embedded import build, main, prose_sentences
+from data.embedded import build, finished, main, prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from tests.processes import run_command

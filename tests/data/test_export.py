@@ -12,7 +12,7 @@ import pytest
 from base.errors import InputError
 from base.files import sha256_of
 from data.export import CopiesConfig, FileConfig, Rows, export, text_rows
-from data.formats.read import identify, peek
+from data.formats.files import identify, peek
 from data.formats.records import PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import InstanceSource
@@ -82,9 +82,9 @@ def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exp
     assert (first.ids == store.ids).all() and (first.token_ends == store.token_ends).all()
     assert (first.positions == store.positions).all() and (first.weights == store.weights).all()
     assert store.width == 48 and store.prediction_width == 8
-    for path, described in zip(paths, store.sources):
+    for path, instances in zip(paths, np.diff(store.source_ends)):
         assert (identify(path).format, *peek(path)) == (kind, 48, 8)
-        assert abs(described["instances"] - count / len(paths)) < 1
+        assert abs(instances - count / len(paths)) < 1
 
 
 def test_npz_read_with_numpy_alone(text_store, exported):

@@ -11,17 +11,17 @@ from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
 from tests.data.chance import permutation_p
+from tests.data.token_stores import stored_documents
 
 EPOCHS = 10
 
 
 def as_documents(store, vocab):
     """A store's documents as lists of sentences, which are lists of tokens."""
-    sentences = [
-        [vocab.tokens[token] for token in store.ids[start:end].tolist()]
-        for start, end in zip(store.sentences.tolist(), store.sentences[1:].tolist())
+    return [
+        [[vocab.tokens[token] for token in sentence] for sentence in document]
+        for document in stored_documents(store)
     ]
-    return [sentences[first:last] for first, last in zip(store.documents, store.documents[1:])]
 
 
 @pytest.fixture(scope="module", params=[(64, 0.5, False), (128, 0.1, True)], ids=str)

@@ -17,17 +17,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.formats.write import write_instances
+from data.export import as_arrays
+from data.formats.files import write_instances
 from data.inspect import main
 from data.inspection.figures import mask_facts, repeated_sequences, store_occurrences
-from data.masked_copies import as_arrays
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore
-from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.wordpiece import bert_normalizer
+from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
 from tests.data.token_stores import build_store
 from tests.processes import run_command
 
@@ -36,17 +35,13 @@ MARKER = re.compile(r"\[(?:=|[^\s→]+?→)([^\[\]\s]+)\]")  # hidden: ordinary 
 
 
 @pytest.fixture(scope="module")
-def directory(embedded, vocab, tmp_path_factory):
-    """A token store of one training file, with what a first opening writes."""
-    path = tmp_path_factory.mktemp("inspected") / "store"
-    build_store([str(embedded / "corpus" / "train-0.txt")], TokenizerSettings(vocab), str(path))
-    TokenStore.open(str(path))
-    return path
+def directory(store):
+    return Path(store.directory)
 
 
 @pytest.fixture(scope="module")
-def source(directory, vocab):
-    return TextSource(TokenStore.open(str(directory)), vocab, MaskingConfig(64, 0.1, 0.15, 10))
+def source(store, vocab):
+    return TextSource(store, vocab, MaskingConfig(64, 0.1, 0.15, 10))
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +155,7 @@ def test_numbers_of_masks(facts, blocks, vocab):
     assert found["predictions_per_sequence"]["mean"] == pytest.approx(predictions / sequences)
 
 
-def test_numbers_of_the_text(facts, directory, vocab):
-    store = TokenStore.open(str(directory))
+def test_numbers_of_the_text(facts, store, vocab):
     counts = Counter(store.ids.tolist())
     found = facts["tokens"]
     assert found["tokens"] == len(store.ids)
@@ -223,11 +217,11 @@ def test_text_of_instances_is_the_corpus(facts, embedded):
     assert seen >= 20
 
 
-def test_options_reach_the_training_s_source(directory, vocab, capsys):
+def test_options_reach_the_training_s_source(directory, store, vocab, capsys):
     options = ["--max_seq_length", "128", "--short_seq_prob", "0.5", "--masked_lm_prob", "0.3"]
     options += ["--max_predictions_per_seq", "30", "--whole_word_mask", "--seed", "7", "--epoch", "3"]
     found = json.loads(shown(capsys, directory, *options, "--json", "--start", "5", "--num", "2"))
-    other = TextSource(TokenStore.open(str(directory)), vocab, MaskingConfig(128, 0.5, 0.3, 30, True))
+    other = TextSource(store, vocab, MaskingConfig(128, 0.5, 0.3, 30, True))
     assert [each["index"] for each in found["instances"]] == [5, 6]
     for each in found["instances"]:
         batch = other.collate(7, 3, np.array([each["index"]]), 128)
@@ -238,11 +232,9 @@ def test_options_reach_the_training_s_source(directory, vocab, capsys):
     runs = [json.loads(shown(capsys, directory, "--json", "--seed", seed)) for seed in (1, 2)]
     one, two = ([each["index"] for each in run["instances"]] for run in runs)
     assert one != two
-
-
-def test_default_is_the_training_s(directory, vocab, capsys):
+    # And the defaults are the training's.
     found = json.loads(shown(capsys, directory, "--json", "--num", "1"))
-    default = TextSource(TokenStore.open(str(directory)), vocab, MaskingConfig(512, 0.1, 0.15, 80))
+    default = TextSource(store, vocab, MaskingConfig(512, 0.1, 0.15, 80))
     batch = default.collate(0, 0, np.array([found["instances"][0]["index"]]), 512)
     assert len(found["instances"][0]["predictions"]) == int(batch.masked_weights.sum())
     assert found["batches"]["batch_size"] == 8 and not found["batches"]["use_avg_len"]

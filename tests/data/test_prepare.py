@@ -15,7 +15,7 @@ import pytest
 
 from base.memory import peak_of
 from base.progress import Printed
-from data.formats.read import identify, peek, read_instances
+from data.formats.files import identify, peek, read_instances
 from data.prepare import main
 from data.store.tokens import TokenStore
 from tests.processes import run_command, start_command
@@ -183,10 +183,8 @@ def test_skipped_records_are_counted_and_named(tmp_path, embedded, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--num_workers", "0"], "argument --num_workers: '0' is not"),
         (["--sp_nbest", "5"], "--sp_nbest needs --sentencepiece"),
         (["--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
-        (["--short_seq_prob", "1.5"], "argument --short_seq_prob: '1.5' is not"),
         (["--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
     ],
 )
@@ -280,10 +278,3 @@ def test_progress_is_a_bar_on_a_terminal():
     os.close(pty)
     assert "a line of its own\r\n" in shown and "M tokens/s" in shown
     assert re.search(r"tokenizing: 100%\|.*4.00M/4.00M", shown)
-
-
-def test_help_says_what_it_costs(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert caught.value.code == 0 and "bytes a token" in shown and "goes on where it stopped" in shown

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from base.errors import InputError
-from data.tokenizing.sentencepiece_tokenizer import check_model, load_processor
+from data.tokenizing.tokenizer import check_model, load_processor
 from tests.processes import run_command
 
 pytest.importorskip("sentencepiece")
@@ -17,8 +17,8 @@ pytest.importorskip("sentencepiece")
 WORKER = """
 import random, sys
 from base.errors import InputError
-from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
-from data.tokenizing.wordpiece import lists_of
+from data.tokenizing.tokenizer import SentencePieceTokenizer, load_sentencepiece
+from data.tokenizing.tokenizer import lists_of
 model, copy, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 good = open(model, "rb").read()
 table = good.rfind(b"nmt_nfkc") + 20  # most of a small model is the table of its normalization

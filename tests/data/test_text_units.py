@@ -1,4 +1,4 @@
-"""Parts of text files read one after the other give what the whole files give."""
+"""Text files: which are named, their documents, and parts of them, which give what the whole files give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from data.options import TextConfig
-from data.text.corpus import expand_inputs, read_unit, sentences, text_units
+from data.text.corpus import documents, expand_inputs, read_unit, sentences, text_units
 
 try:
     from compression import zstd
@@ -235,3 +235,48 @@ def test_a_named_pipe_is_refused_at_once(tmp_path):
 def test_an_unknown_format_names_the_flag():
     with pytest.raises(InputError, match="--text_format html: must be one of auto, lines"):
         TextConfig("html")
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (b"\n\n one \ntwo\n\n \t \nthree", [["one", "two"], ["three"]]),
+        (b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r\n", [["one", "two"], ["three"]]),
+        (b"\xef\xbb\xbf\r\n", []),
+        ("one\u2028still\x85one\x0cline\n".encode(), [["one\u2028still\x85one\x0cline"]]),
+    ],
+    ids=["blank lines", "byte order mark and CRLF", "mark alone", "separators inside a line"],
+)
+def test_documents_of_lines(tmp_path, content, expected):
+    paths = [write(tmp_path / "a.txt", content), write(tmp_path / "b.txt", b"four\n")]
+    assert list(documents(paths)) == [*expected, ["four"]]
+
+
+def test_globs_expand_sorted_once_each_and_across_commas(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("b.txt", "a.txt", "c.md"):
+        write(tmp_path / name, b"x")
+    (tmp_path / "d.txt").mkdir()
+    found = expand_inputs(f"~/*.txt, {tmp_path}/a.*,~/c.md", "--data")
+    assert [os.path.basename(path) for path in found] == ["a.txt", "b.txt", "c.md"]
+
+
+@pytest.mark.parametrize(
+    "patterns, message",
+    [
+        ("", "no file given"),
+        (" , ", "no file given"),
+        ("{0}/a.txt,{0}/z*", "no file matches .*z\\*"),
+        ("{}/*.txt", r"empty\.txt is empty"),
+    ],
+)
+def test_globs_without_files_name_flag_and_pattern(tmp_path, patterns, message):
+    write(tmp_path / "a.txt", b"x")
+    write(tmp_path / "empty.txt", b"")
+    with pytest.raises(InputError, match=f"^--data: .*{message}"):
+        expand_inputs(patterns.format(tmp_path), "--data")
+
+
+def test_a_file_that_disappears_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        list(sentences([str(tmp_path / "gone.txt")]))

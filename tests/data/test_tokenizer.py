@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.errors import InputError
+from bench import question_loop
 from data.text.sentences import UNKNOWN
-from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import (
+    NOT_BETWEEN_WORDS,
+    SentencePieceTokenizer,
+    TokenizerSettings,
+    WordPieceTokenizer,
+    lists_of,
+    load_sentencepiece,
+)
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
-from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS, WordPieceTokenizer, bert_normalizer, lists_of
 from data.train_vocab import TrainingText, train_wordpiece
 from tests.data.wikitext import SHARED
 
@@ -45,10 +48,7 @@ def gluonnlp_vocab(vocab):
 
 def hugging_face(vocab, cased=False):
     """`tokenizers` on whole lines, without our table of words."""
-    model = WordPiece(vocab.ids(), unk_token="[UNK]", max_input_chars_per_word=200)
-    tokenizer = HuggingFaceTokenizer(model)
-    tokenizer.normalizer = bert_normalizer(cased)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer = question_loop.hugging_face(vocab, cased)
     return lambda lines: [e.ids for e in tokenizer.encode_batch(list(lines), add_special_tokens=False)]
 
 

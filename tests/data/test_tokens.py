@@ -1,8 +1,12 @@
+"""The token store, its cache, and figures about it."""
+
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,26 +14,24 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from base.files import sha256_of
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.tokens import TokenizeUnit, TokenStore, cached_store, is_store
+from data.store.cache import describe_sources
+from data.store.tokens import (
+    TokenizeUnit,
+    TokenStore,
+    cached_store,
+    entropy,
+    is_store,
+    loss_without_context,
+    token_counts,
+)
 from data.text.corpus import documents, text_units
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, lists_of
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
-from data.tokenizing.wordpiece import WordPieceTokenizer, lists_of
 from tests.data.token_stores import build_store, stored_documents, stores_in
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("One two.\nThree!\n\n\u200b\n\nFour five six.\n\u200b\nSeven.\n", encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
-def settings(vocab):
-    return TokenizerSettings(vocab)
+from tests.processes import start_command, until
 
 
 def test_a_store_holds_what_the_tokenizer_says_of_each_sentence(embedded, vocab, settings, tmp_path):
@@ -172,3 +174,188 @@ def test_ids_outside_the_vocabulary_are_refused(text, vocab):
     settings = SimpleNamespace(vocabulary=vocab, build=lambda: SimpleNamespace(encode=encode))
     with pytest.raises(InputError, match="outside the vocabulary of 2000"):
         TokenizeUnit(settings, TextConfig())(text_units([text])[0], SimpleNamespace(number=0))
+
+
+# Frequencies of a text's tokens, and what a model can reach that knows nothing else
+
+
+@pytest.fixture
+def small(text, tmp_path):
+    vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "."])
+    return cached_store([text], TokenizerSettings(vocab), str(tmp_path))
+
+
+def test_entropy_by_hand(small):
+    counts = token_counts(small)  # seven words and "!" are unknown, and there are three full stops
+    assert counts.tolist() == [0, 8, 0, 0, 0, 3]
+    assert entropy(counts) == pytest.approx(8 / 11 * np.log(11 / 8) + 3 / 11 * np.log(11 / 3))
+
+
+@pytest.mark.parametrize("known", [None, np.array([0, 3, 7, 2, 2])])
+def test_the_loss_without_context_by_enumeration(known):
+    """Every token to predict with everything that may stand in its place."""
+    counts = np.array([5, 0, 2, 1, 1])
+    size = len(counts)
+
+    def joint(share):
+        table = np.zeros((size, size + 1))  # token, what stands there; the last is [MASK]
+        table[:, size] = 0.8 * share
+        table[:, :size] = 0.1 * np.diag(share) + 0.1 * share[:, None] / size
+        return table
+
+    text = joint(counts / counts.sum())
+    model = text if known is None else joint((known + 1) / (known + 1).sum())
+    given = model / model.sum(0, keepdims=True)
+    used = text > 0
+    assert text.sum() == pytest.approx(1)
+    assert loss_without_context(counts, known) == pytest.approx(-(text[used] * np.log(given[used])).sum())
+
+
+@pytest.fixture
+def counted(small):
+    """A store whose tokens were counted, its statistics.json, and the content of the file."""
+    assert token_counts(small).sum() == 11
+    path = Path(small.directory) / "statistics.json"
+    return small, path, json.loads(path.read_text("utf-8"))
+
+
+def test_tokens_are_counted_once_and_again_for_other_ids(counted, monkeypatch):
+    store, path, remembered = counted
+    with monkeypatch.context() as changed:
+        changed.setattr("data.store.tokens.np.bincount", lambda *_, **__: 1 / 0)
+        assert token_counts(store).sum() == 11, "it is read"
+    earlier = {"unigram_entropy": 1.25, "ids": remembered["ids"]}
+    for others in ({"counts": [1] * 6, "ids": []}, earlier):  # of other text, of an earlier version
+        checksum = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps({**others, "sha256": checksum}), "utf-8")
+        assert token_counts(store).tolist() == remembered["counts"], "it is counted"
+        assert json.loads(path.read_text("utf-8")) == remembered
+
+
+def test_changed_counts_are_an_error_that_names_the_file(counted):
+    store, path, remembered = counted
+    content = path.read_bytes()
+    forged = json.dumps({**remembered, "counts": [1] * 6}).encode()
+    for damaged in (forged, content.replace(b"ids", b"idz"), content[:-9], b"", b"{}", b"[1]"):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError) as caught:
+            token_counts(store)
+        assert str(caught.value).startswith(f"{path} is damaged") and "delete it" in str(caught.value)
+
+
+def test_the_cache_is_found_again_by_content_and_not_by_name(text, vocab, settings, tmp_path):
+    cache = str(tmp_path / "cache")
+    cached_store([text], settings, cache)
+    (name,) = stores_in(cache)
+    built = os.stat(os.path.join(cache, name, "manifest.json")).st_mtime_ns
+    os.rename(text, text + ".moved")
+    text += ".moved"
+    cached_store([text], settings, cache)
+    assert stores_in(cache) == [name]
+    assert os.stat(os.path.join(cache, name, "manifest.json")).st_mtime_ns == built
+    cached_store([text], TokenizerSettings(vocab, cased=True), cache)
+    cached_store([text], settings, cache, text=TextConfig(split_sentences=True))
+    with open(text, "a", encoding="utf-8") as handle:
+        handle.write("More.\n")
+    cached_store([text], settings, cache)
+    assert len(stores_in(cache)) == 4
+
+
+@pytest.mark.parametrize("name", ["ids-00000.bin", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "empty"])
+def test_damage_is_named_and_the_cache_rebuilds(text, settings, tmp_path, name, damage):
+    cache = str(tmp_path / "cache")
+    intact = stored_documents(cached_store([text], settings, cache))
+    (key,) = stores_in(cache)
+    directory = os.path.join(cache, key)
+    path = Path(directory, name)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    if damage != "remove":
+        path.write_bytes({"flip": content, "cut": content[:-9], "empty": b""}[damage])
+    with pytest.raises(InputError, match="token store|damaged") as caught:
+        TokenStore.open(directory)
+    assert directory in str(caught.value) and "\n" not in str(caught.value)
+    assert stored_documents(cached_store([text], settings, cache)) == intact
+    assert stores_in(cache) == [key]
+
+
+def test_a_check_is_not_repeated_while_the_files_are_the_same(text, settings, tmp_path, monkeypatch):
+    store = str(tmp_path / "store")
+    build_store([text], settings, store)
+    hashed = []
+    monkeypatch.setattr("base.files.sha256_of", lambda path: hashed.append(path) or sha256_of(path))
+    TokenStore.open(store)
+    assert len(hashed) == 3
+    TokenStore.open(store)
+    assert len(hashed) == 3
+    shutil.copytree(store, tmp_path / "copy")  # other files, which nobody has checked
+    TokenStore.open(str(tmp_path / "copy"))
+    assert len(hashed) == 6
+    with open(os.path.join(store, "ids-00000.bin"), "r+b") as handle:
+        handle.write(b"\1")
+    with pytest.raises(InputError, match="checksum"):
+        TokenStore.open(store)
+
+
+RANK = """
+import sys
+from base.progress import Progress
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.store.tokens import cached_store
+from data.tokenizing.vocab import load_vocab
+
+class Notes(Progress):
+    def begin(self, what, total): print(what)
+
+path, vocab, cache = sys.argv[1:]
+print(cached_store([path], TokenizerSettings(load_vocab(vocab)), cache, progress=Notes()).num_tokens)
+"""
+
+
+def test_ranks_that_come_at_once_share_one_build(embedded, tmp_path):
+    """One tokenizes, also where the first is killed in the middle of it; the others wait for it."""
+    text = tmp_path / "text.txt"
+    text.write_text((embedded / "corpus" / "train-1.txt").read_text("utf-8") * 8, encoding="utf-8")
+    cache = tmp_path / "cache"
+    words = [sys.executable, "-c", RANK, str(text), str(embedded / "vocab.txt"), str(cache)]
+    with start_command(words) as first:
+        until(lambda: list(cache.glob("*.partial/unfinished/*.tmp-*")), first)
+        with start_command(words) as second, start_command(words) as third:
+            first.signal(9)
+            first.wait()
+            results = [run.wait().check().stdout.split("\n") for run in (second, third)]
+    said = [line for result in results for line in result]
+    assert said.count("tokenizing") == 1, said
+    assert results[0][-2] == results[1][-2] and int(results[0][-2]) > 100_000
+    assert len(stores_in(cache)) == 1
+
+
+def test_checksums_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
+    cache = str(tmp_path / "cache")
+    paths = [str(tmp_path / name) for name in ("one.txt", "two.txt")]
+    for path in paths:
+        with open(path, "w", encoding="utf-8") as handle:
+            handle.write(path)
+        os.utime(path, (1e9, 1e9))
+    first = describe_sources(paths, cache)
+    assert describe_sources(paths) == first
+    assert [source.described["name"] for source in first] == ["one.txt", "two.txt"]
+    read = []
+    monkeypatch.setattr("base.files.sha256_of", lambda path: read.append(path) or sha256_of(path))
+    assert describe_sources(paths, cache) == first and read == []
+    os.replace(paths[0], paths[1])  # same size, same time, another inode
+    moved = describe_sources(paths[1:], cache)
+    assert moved[0].sha256 == first[0].sha256 and read == paths[1:]
+    with open(paths[1], "w", encoding="utf-8") as handle:
+        handle.write("new")
+    for _ in range(2):  # too fresh to be remembered: it may change again within the clock's tick
+        describe_sources(paths[1:], cache)
+    assert read == paths[1:] * 3
+    for damage in (b"", b"{", b"[]", b'{"a": 1}', json.dumps({paths[1]: [1, 2]}).encode()):
+        with open(os.path.join(cache, "hashes.json"), "wb") as handle:
+            handle.write(damage)
+        assert describe_sources(paths[1:], cache)[0].size == 3
+    with pytest.raises(InputError, match="gone"):
+        describe_sources([str(tmp_path / "gone")], cache)

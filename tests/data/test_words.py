@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from data.tokenizing.wordpiece import MAX_KEPT_CHARS, WordTable, lists_of
+from data.tokenizing.tokenizer import MAX_KEPT_CHARS, WordTable, lists_of
 
 
 class Spelling:

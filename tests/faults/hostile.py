@@ -31,7 +31,7 @@ from base.launchers import hosts_of_run, launched_rank, local_size
 from base.threads import choose_threads
 from bert.config_file import read_config_file
 from comm.byteps.environment import complete_environment, read_place
-from data.classification.tables import Table
+from data.classification.examples import Table
 from data.options import TextConfig
 from data.questions.squad_files import read_questions
 from data.text.corpus import sentences

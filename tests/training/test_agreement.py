@@ -13,8 +13,7 @@ import pytest
 
 from base.errors import InputError
 from comm.local import LocalCommunicator
-from data.fingerprint import fingerprint
-from data.opening import DataFiles
+from data.opening import DataFiles, fingerprint
 from tests.faults import disagree
 from tests.faults.jobs import SCRIPTS, patched
 from tests.processes import LIMIT, ROOT, run_ranks, start_command

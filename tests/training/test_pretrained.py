@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 def test_sentencepiece_is_copied(corpus, tmp_path):
     import sentencepiece
 
-    from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+    from data.tokenizing.tokenizer import load_sentencepiece
 
     sentencepiece.SentencePieceTrainer.train(
         input=corpus.held_out, model_prefix=str(tmp_path / "sp"), vocab_size=600, minloglevel=2,

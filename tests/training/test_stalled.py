@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.store.entropy import entropy
+from data.store.tokens import entropy
 from data.tokenizing.vocab import SPECIAL_TOKENS
 from tests.training.staged import metrics_of, run
 from training import stalled

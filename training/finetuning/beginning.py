@@ -14,8 +14,7 @@ from bert.weights.beside import read_vocabulary
 from bert.weights.names import POOLER, part_of
 from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import load_vocab
 from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
 from training.start.initial import Initial, with_vocabulary

@@ -11,7 +11,7 @@ import numpy as np
 from base.errors import InputError
 from comm.base import Communicator
 from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, TrainingOrder
-from data.fingerprint import DIGITS
+from data.opening import DIGITS
 from data.sharing import Share
 from tasks.base import Collector, Task
 from training.config import RunConfig

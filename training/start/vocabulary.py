@@ -17,7 +17,7 @@ from typing import Any, Mapping
 from base.errors import InputError, TrainingError
 from base.files import replacing, sha256_of
 from data.options import TokenizerConfig
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.vocab import SENTENCEPIECE, WORDPIECE, Vocabulary, load_vocab
 
 FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "sentencepiece.model"}

@@ -12,8 +12,7 @@ from base.errors import InputError
 from data.classification.examples import Examples
 from data.classification.features import featurize
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
-from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.wordpiece import lists_of
+from data.tokenizing.tokenizer import TokenizerSettings, lists_of
 
 
 def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:

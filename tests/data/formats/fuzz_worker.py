@@ -22,7 +22,7 @@ import zipfile
 import numpy as np
 
 from base.errors import InputError
-from data.formats.read import peek, read_instances
+from data.formats.files import peek, read_instances
 from tests.data.formats.samples import (
     columns,
     example,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from base.errors import InputError
-from data.formats.read import read_instances
+from data.formats.files import read_instances
 from tests.data.formats.samples import VOCAB_SIZE, joined
 
 

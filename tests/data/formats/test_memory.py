@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from data.formats.write import FORMATS
+from data.formats.files import FORMATS
 from tests.processes import run_command
 
 # Writes N times 512 instances of 512 tokens (all the same 512, so that making them takes no time).
@@ -15,7 +15,7 @@ WRITE = """
 import sys
 import numpy as np
 from base.memory import peak_of
-from data.formats.write import write_instances
+from data.formats.files import write_instances
 from data.formats.records import Gathered, PretrainingArrays
 format = sys.argv[1]
 generator = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def take(path, blocks):
 READ = """
 import sys
 from base.memory import peak_of
-from data.formats.read import read_instances
+from data.formats.files import read_instances
 
 def take(path, blocks):
     assert sum(len(block.valid_lengths) for block in read_instances(path, 30000)) == 512 * blocks

@@ -6,8 +6,7 @@ import string
 
 import pytest
 
-from data.tokenizing.sentencepiece_tokenizer import load_sentencepiece
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary, vocabulary_from_tokens
 
 WORDS = [

@@ -1,4 +1,4 @@
-"""One reader for files of pretraining instances, whose format is identified by their content."""
+"""One reader for files of pretraining instances, which identifies their format by content, and one writer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Callable, Iterator, NamedTuple
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
+from base.files import replacing
 from data.formats import framing, hdf5, npz, record_files
 from data.formats.records import Damage, FileFacts, PretrainingArrays, checked
 from data.options import MAX_POSITIONS
 
+FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
 _OF_COLUMNS = {"npz": npz, "hdf5": hdf5}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FIRST = 4096  # bytes looked at
@@ -90,7 +92,7 @@ def _unpacked_start(start: bytes) -> bytes | None:
 
 def _is_ofrecord(path: str, packed: bool) -> bool:
     """True if there is a first record that parses and has at least one field of BERT's."""
-    with framing.Stream(path, packed) as stream:
+    with framing.open_stream(path, packed) as stream:
         frame = next(framing.frames(stream, checksums=False), None)
     if frame is None or frame.error:
         return False
@@ -175,3 +177,31 @@ def read_instances(
         arrays = checked(path, item, vocab_size, report)
         if len(arrays.valid_lengths):
             yield arrays
+
+
+def write_instances(path: str, format: str, rows: PretrainingArrays, compress: bool | None = None) -> int:
+    """Write the instances to `path` in one of FORMATS; returns their number.
+
+    `compress` stands for each format's own way: deflated arrays (npz), gzip-compressed datasets (hdf5), the
+    whole file by gzip (tfrecord, ofrecord); None as the format's users do, that is npz and hdf5. OneFlow's
+    own reader takes plain OFRecords only. The same instances give the same bytes. `path` appears when it is
+    complete. Memory: one block.
+
+    Raises InputError for no instances, and for what the format cannot express (hdf5: weights, position 0);
+    OSError for a full disk.
+    """
+    if compress is None:
+        compress = format in ("npz", "hdf5")
+    count = rows.valid_lengths.shape[0]
+    if not count:
+        raise InputError(f"{path}: there are no instances to write")
+    if format == "hdf5":
+        hdf5.check_expressible(path, rows)
+    with replacing(path) as handle:
+        if format == "npz":
+            npz.write(handle, rows, compress)
+        elif format == "hdf5":
+            hdf5.write(handle.name, rows, compress)
+        else:
+            record_files.write(handle, rows, format, compress)
+    return count
