@@ -59,7 +59,6 @@ class Cluster(NamedTuple):
     """Hosts of --hostfile. `lines`: name and slots of each line, as BytePS takes it (a line is a worker).
     `gpus`: whether they have any; all hosts are taken to be like the first."""
 
-    path: str
     lines: tuple[tuple[str, int], ...]
     gpus: bool = True
 

@@ -280,7 +280,7 @@ def parse_options(
     options.script_args = tuple(expand_options(script_args))
     options.gpus, cluster = count_gpus(), None
     if options.hostfile:
-        cluster = Cluster(options.hostfile, tuple(read_host_lines(options.hostfile)), bool(options.gpus))
+        cluster = Cluster(tuple(read_host_lines(options.hostfile)), bool(options.gpus))
     _settle_axes(options, backends, cluster)
     values = {
         "backends": {key: backends[key] for key in options.backends},

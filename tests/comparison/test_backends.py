@@ -16,7 +16,7 @@ from comparison.backends import (
 )
 from hosts.mpirun import options_of_mpirun
 
-CLUSTER = Cluster("mine", (("a", 8), ("b", 8), ("a", 8)))
+CLUSTER = Cluster((("a", 8), ("b", 8), ("a", 8)))
 
 
 def words(key: str, workers: int, cluster: Cluster | None, directory: Path) -> list[str]:

@@ -132,7 +132,7 @@ def test_what_counts_is_json_and_has_what_changes_results(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMPI_MCA_btl_vader_backing_directory", "/dev/shm/a")
     monkeypatch.setenv("HOME", "/somewhere")
-    found = what_counts({"seed": 1, "--workers": [1, 2]}, Cluster("file", (("a", 8), ("b", 8))))
+    found = what_counts({"seed": 1, "--workers": [1, 2]}, Cluster((("a", 8), ("b", 8))))
     assert json.loads(json.dumps(found)) == found
     assert found["hosts"] == [["a", 8], ["b", 8]] and found["seed"] == 1 and found["--workers"] == [1, 2]
     assert found["environment"]["OMP_NUM_THREADS"] == "1"
