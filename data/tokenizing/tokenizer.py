@@ -260,7 +260,7 @@ def _model_type() -> Any:
     model.field.add(name="normalizer", number=3, **of_spec)
     model.field.add(name="denormalizer", number=5, **of_spec)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("model.Model"))
 
 
