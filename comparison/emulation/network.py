@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-INTERFACE, SUBNET = "wire0", "10.77.0.0/24"
+INTERFACE = "wire0"
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "mount": "mount"}
 MTU = 9000  # bytes of a packet, as large as clusters have them
 # Share of a link's rate that TCP's payload gets: a frame has 14 bytes more than the packet, a packet 20 of
