@@ -199,7 +199,11 @@ class TestClassifier:
             (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("dev_predictions", "test")
         )
         assert own[:11] == others and len(own) == 37
-        assert read_result(str(tmp_path)).scores == read_result(str(labelled)).scores
+        # The examples to predict share the batches, whose products' shapes choose the order of sums: bits of
+        # float32, which AVX2 shows and AVX-512 has not.
+        scores, wanted = (read_result(str(folder)).scores for folder in (tmp_path, labelled))
+        assert scores.pop("label_loss") == pytest.approx(wanted.pop("label_loss"), rel=1e-6)
+        assert scores == wanted
 
     def test_regression(self, data, tmp_path):
         with launched(
