@@ -34,7 +34,7 @@ from bert.memory import (
     parameter_count,
 )
 from lamb_paper import default_max_predictions
-from training.pipeline.options import bubble, micro_batches_kept
+from training.pipeline.schedule import bubble, micro_batches_kept
 from training.pipeline.split import Costs, Split, balanced_split, given_split
 from training.run_inputs import Part
 from training.saving import copied_bytes

@@ -27,8 +27,8 @@ from comparison.projection.pipelines import (
 from comparison.projection.validation import Point, mean_deviation
 from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
 from comparison.report import Part, Report, column_table, milliseconds, size
-from training.pipeline.options import bubble
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
+from training.pipeline.schedule import bubble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

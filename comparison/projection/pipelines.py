@@ -23,8 +23,9 @@ from comparison.projection.workload import (
     Part,
     Workload,
 )
-from training.pipeline.options import ONE_F_ONE_B, passes
+from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import replica_groups, stage_groups
+from training.pipeline.schedule import passes
 from training.pipeline.split import Costs, Split, balanced_split
 
 

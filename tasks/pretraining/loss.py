@@ -83,7 +83,7 @@ _SAME = "decoder's word embedding"
 
 
 class FusedPretrainingLoss(FusedBert):
-    """The losses of tasks.pretraining.loss.PretrainingLoss, with its inputs, outputs and parameters.
+    """The losses of `PretrainingLoss` on the fused operators, with its inputs, outputs and parameters.
 
     It differs in rounding, in the random numbers behind dropout, and in the work that it leaves out: above
     its attention the top layer computes only the tokens that the losses need, the first and the masked ones.

@@ -35,8 +35,9 @@ from comparison.projection.pipelines import (
 )
 from comparison.projection.workload import Workload, bert_parts, update_seconds
 from tests.processes import ROOT
-from training.pipeline.options import GPIPE, ONE_F_ONE_B, bubble
+from training.pipeline.options import GPIPE, ONE_F_ONE_B
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
+from training.pipeline.schedule import bubble
 
 DOCS = (ROOT / "docs" / "projection.md").read_text("utf-8")
 # A network that costs nothing.

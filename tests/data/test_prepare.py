@@ -278,3 +278,10 @@ def test_progress_is_a_bar_on_a_terminal():
     os.close(pty)
     assert "a line of its own\r\n" in shown and "M tokens/s" in shown
     assert re.search(r"tokenizing: 100%\|.*4.00M/4.00M", shown)
+
+
+def test_help_says_what_it_costs(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0 and "bytes a token" in shown and "goes on where it stopped" in shown

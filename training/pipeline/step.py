@@ -22,8 +22,8 @@ from comm.base import Communicator, Pending
 from tasks.base import Task
 from training.optimizer.optimizer import Optimizer, global_norm
 from training.optimizer.scaler import LossScaler
-from training.pipeline.options import passes
 from training.pipeline.ranks import TIED, Ranks, activation_tag, gradient_tag
+from training.pipeline.schedule import passes
 from training.step import StepSettings, TrainStep
 
 Room = Callable[[int], mx.nd.NDArray]

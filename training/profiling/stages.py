@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from base.tables import Row, Table
-from training.pipeline.options import bubble
+from training.pipeline.schedule import bubble
 from training.profiling.intervals import Interval, clip, intersect, subtract, total, union
 from training.profiling.trace import ATTENTION, COMMUNICATION, PRODUCTS, STAGE_WAIT, Trace
 

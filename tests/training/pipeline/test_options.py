@@ -12,17 +12,8 @@ from base.errors import InputError
 from base.launchers import BYTEPS, HVD
 from tests.processes import ROOT, run_command
 from training.options import parse_options, run_config, stage_config, stage_options
-from training.pipeline.options import (
-    GPIPE,
-    ONE_F_ONE_B,
-    SCHEDULES,
-    Pass,
-    PipelineConfig,
-    bubble,
-    check_launch,
-    micro_batches_kept,
-    passes,
-)
+from training.pipeline.options import GPIPE, ONE_F_ONE_B, SCHEDULES, PipelineConfig, check_launch
+from training.pipeline.schedule import Pass, bubble, micro_batches_kept, passes
 
 TWO = ("--pipeline_stages", "2")
 
