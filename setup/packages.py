@@ -56,8 +56,10 @@ def system_needs() -> list[Need]:
     header = Path(sysconfig.get_config_var("INCLUDEPY")) / "Python.h"
     if sys.base_prefix == "/usr":
         needs.append(Need("Python's headers", _file(str(header)), f"{python}-dev"))
-        has_ensurepip = find_spec("ensurepip") is not None
-        needs.append(Need("Python's venv module", lambda: has_ensurepip, f"{python}-venv"))
+        # Asked anew each time: set-up installs the package in between.
+        needs.append(
+            Need("Python's venv module", lambda: find_spec("ensurepip") is not None, f"{python}-venv")
+        )
     elif not header.exists():
         raise SetupError(
             f"{sys.executable} has no headers ({header}); install the full Python, or name another."

@@ -316,6 +316,17 @@ def test_missing_packages_are_named_once_and_installed_only_by_root():
     ]
 
 
+def test_the_venv_module_is_there_once_its_package_is_installed(monkeypatch):
+    """Set-up lists the needs, installs what is absent and asks the same needs again."""
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    found = []
+    monkeypatch.setattr(packages, "find_spec", lambda name: found[0] if name in found else None)
+    (need,) = [need for need in packages.system_needs() if need.package.endswith("-venv")]
+    assert not need.present()
+    found.append("ensurepip")
+    assert need.present()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv")
 def test_another_user_is_told_what_to_install(tmp_path):
