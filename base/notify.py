@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 
 from base.errors import one_line
@@ -38,8 +39,10 @@ def tell(event: str, message: str, code: int | None = None, command: str | None 
     try:
         inherited = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
         closed = [(os.POSIX_SPAWN_CLOSE, number) for number in inherited]
-        # Not subprocess: before a fork MXNet waits for all that its engine has to do.
-        os.posix_spawnp(words[0], words, environ, file_actions=[*standard, *closed], setsid=True)
+        # Not subprocess: before a fork MXNet waits for all that its engine has to do. Signals that a run
+        # ignores at its end, and Python always, are not the command's to ignore.
+        acts, default = [*standard, *closed], [signal.SIGPIPE, signal.SIGUSR1]
+        os.posix_spawnp(words[0], words, environ, file_actions=acts, setsid=True, setsigdef=default)
     except OSError as error:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it
             print(f"warning: --notify: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -185,7 +186,8 @@ def write_corpus(
     paths = expand_inputs(os.path.join(corpus, "train-*.txt"), "--output")
     train_wordpiece(TrainingText(paths, progress=progress), os.path.join(output, "vocab.txt"), vocab_size)
     vocab = load_vocab(os.path.join(output, "vocab.txt"))
-    with tempfile.TemporaryDirectory(dir=output) as scratch:
+    scratch = tempfile.mkdtemp(dir=output)
+    try:
         store = cached_store(paths, TokenizerSettings(vocab), scratch)
         return {
             "documents": store.num_documents,
@@ -196,6 +198,8 @@ def write_corpus(
             "eval_documents": len(aside),
             "eval_sentences": sum(len(document) for document in aside),
         }
+    finally:  # NFS keeps the columns until the store is closed
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def save_report(output: str, result: Mapping[str, Any]) -> dict[str, Any]:

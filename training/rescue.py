@@ -105,13 +105,15 @@ class Rescue:
         run, place, ranks = self._run, self._run.config.checkpoint.ckpt_dir, self._run.ranks
         if has_first and ranks.world.rank and not ranks.pipelined:  # rank 0 does it
             return ""
+        if isinstance(run.optimizer, ShardedOptimizer):
+            run.saver.wait()  # for a checkpoint that was begun: it needs the others no more
+            said = f"step {self._step} is not saved: other ranks have some of its states (--shard_states)"
+            return said if self._facts else ""
         # For good: no step that is taken from now on would be saved.
         if not self._changing.acquire(timeout=UNCHANGED) or self._facts is None:
             return ""
         if ranks.world.rank and not os.path.exists(os.path.join(place, LOCK_FILE)):  # another disk
             return ""
-        if isinstance(run.optimizer, ShardedOptimizer):
-            return f"step {self._step} is not saved: other ranks have some of its states (--shard_states)"
         if ranks.pipelined:
             stage, stages = ranks.coordinates.stage, ranks.coordinates.stages
             with _alone(os.path.join(place, LOCK.format(f"-{stage + 1}"))):

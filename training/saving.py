@@ -126,11 +126,19 @@ class Saver:
         self._thread.start()
 
     def room(self, name: str, state: Any) -> np.ndarray:
-        """The copy's memory for a state like this one, for `begin` to find it filled; after `finish`."""
+        """The copy's memory for a state like this one, for `begin` to find it filled; after `finish`.
+
+        Raises:
+            TrainingError: there is no memory for it.
+        """
         key = (STATES, name)
-        if not _fits(self._buffers.get(key), state):
-            self._buffers[key] = np.empty(state.shape, state.dtype)
-        return self._buffers[key]
+        try:
+            return self._room({key: state})[key]
+        except MemoryError as error:
+            raise TrainingError(
+                f"rank 0 cannot save what all ranks have: {error}; give its host more memory, or leave out "
+                "--shard_states"
+            ) from None
 
     def sound(self) -> bool:
         """Waits until all arrays have been copied, or sent: from then on they may be changed.

@@ -129,12 +129,14 @@ def token_store_plan(
     sources = describe_sources(paths, cache_dir, progress)
     vocabulary = settings.vocabulary
     before = file_facts(paths)
-    common = {"format": FORMAT, "tokenizer": settings.fingerprint, "text": asdict(text)}
+    common = {"tokenizer": settings.fingerprint, "text": asdict(text)}
     checksums = [source.sha256 for source in sources]
-    identity = {**common, "vocabulary": vocabulary.sha256, "sources": checksums}
+    # Exports know a store by its manifest's SHA-256, which the order of the keys is a part of.
+    identity = {"format": FORMAT, "vocabulary": vocabulary.sha256, **common, "sources": checksums}
     manifest = {
-        **common,
+        "format": FORMAT,
         "vocabulary_sha256": vocabulary.sha256,
+        **common,
         "sources": [source.described for source in sources],
         "vocabulary": save_vocabulary(vocabulary),
     }

@@ -26,8 +26,6 @@ from itertools import chain
 from typing import Any, Callable, Protocol, Sequence
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -235,6 +233,8 @@ def check_model(content: bytes, path: str) -> None:
     looking where steps lead, so that a damaged table ends the process with a segmentation fault.
     Raises InputError naming `path`, also for what is no model at all.
     """
+    from google.protobuf.message import DecodeError  # 40 ms, which only --sentencepiece needs
+
     sound = False
     if 0 < len(content) <= MAX_MODEL_BYTES:
         with contextlib.suppress(DecodeError):
@@ -248,6 +248,8 @@ def check_model(content: bytes, path: str) -> None:
 def _model_type() -> Any:
     """The message class of sentencepiece_model.proto's ModelProto, with the tables of its two NormalizerSpecs
     (precompiled_charsmap) alone; in a pool of its own."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     file = descriptor_pb2.FileDescriptorProto(name="model.proto", package="model")
     field = descriptor_pb2.FieldDescriptorProto
     of_spec: dict[str, Any] = {

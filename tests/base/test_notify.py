@@ -33,6 +33,19 @@ def test_it_finds_what_happened_in_its_environment(own):
     assert own.read_text() == "restart|after step 3|\n"
 
 
+def test_it_ignores_no_signal_that_a_run_ignores(own):
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        notify.tell(
+            notify.END, "complete", 0, 'grep SigIgn /proc/self/status > "$OWN.tmp"; mv "$OWN.tmp" "$OWN"'
+        )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    until(own.exists)
+    ignored = int(own.read_text().split()[1], 16)
+    assert not ignored & (1 << signal.SIGUSR1 - 1 | 1 << signal.SIGPIPE - 1)
+
+
 @pytest.mark.parametrize("command", ["exit 7", "/not/there", "kill -9 $$", "'", "cat; echo x >&2"])
 def test_one_that_fails_says_nothing(command, capfd):
     notify.tell(notify.END, "complete", 0, command)

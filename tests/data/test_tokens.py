@@ -50,6 +50,12 @@ def test_a_store_holds_what_the_tokenizer_says_of_each_sentence(embedded, vocab,
         "skipped": 0,
         "unknown_marks": 0,
     }
+    # Exports know a store by the bytes of its manifest.
+    order = (
+        "format vocabulary_sha256 tokenizer text sources vocabulary identity counts messages columns sha256"
+    )
+    assert list(store.manifest) == order.split()[: len(store.manifest)], "keys in another order"
+    assert list(store.manifest["identity"]) == ["format", "vocabulary", "tokenizer", "text", "sources"]
     saved = store.vocabulary
     assert saved.tokens == vocab.tokens and saved.special_ids == vocab.special_ids
     assert saved.sha256 == store.vocabulary_sha256 == vocab.sha256

@@ -213,6 +213,15 @@ def test_without_memory_for_a_copy_training_waits_for_the_disk(tmp_path):
     ]
 
 
+def test_without_memory_for_the_states_of_all_ranks_the_run_ends_with_a_reason(tmp_path):
+    with saver_of(tmp_path, available=lambda: 7999) as saver:
+        assert saver.room("small", np.empty(1000, np.float32)).shape == (1000,)
+        with pytest.raises(
+            TrainingError, match="needs 8,000 bytes more, and 7,999 are free; .* --shard_states"
+        ):
+            saver.room("large", np.empty(2000, np.float32))
+
+
 def test_free_memory_is_what_a_control_group_leaves(tmp_path, monkeypatch):
     reporter = Heard()
     monkeypatch.setattr(memory, "available_memory", lambda: memory.Available(1000, "left by its limit"))
