@@ -296,10 +296,19 @@ class Campaign(abc.ABC):
         return f"{work.name}.json"
 
     def launch(self, work: Turn) -> Said:
-        """Makes a launch. What one that was not finished has left is removed before."""
+        """Makes a launch. What one that was not finished has left is removed before.
+
+        Raises:
+            InputError: it cannot be removed.
+        """
         directory = self.store.directory / self.folder_of(work)
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        try:
+            if directory.exists():
+                shutil.rmtree(directory)
+            directory.mkdir(parents=True)
+        except OSError as error:
+            given = self.options.output
+            raise InputError(f"--output {given}: {error.filename}: {error.strerror}") from error
         record = self.made[work] = self.measure(work, directory)
         self.store.save(self.record_of(work), record)
         return self.said(record)

@@ -180,7 +180,6 @@ class Emulation(Campaign):
     def measure(self, turn: Turn, directory: Path) -> dict[str, Any]:
         """Makes the launch. Returns its setting and repeat, and
 
-
         - `steps`: seconds of each step in the emulation, the slowest rank's, but for the first (`first_s`)
           and those that the processors did not carry, of which there were `left_out`
         - medians of these steps: `cpu_share` of all processors' time, `waited_share` of the thread that

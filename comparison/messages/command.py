@@ -167,7 +167,6 @@ def send(
 
     Raises:
         KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
-        InputError: the host file has no such slots.
     """
     key, workers = turn.setting
     backend, script = options.backends[key], options.scripts.get(key, RANK)

@@ -70,6 +70,17 @@ def test_backends_take_turns_in_an_order_of_their_own_for_each_repeat(tmp_path):
     assert len(report_of(output)["launches"]) == 10
 
 
+def test_what_an_earlier_launch_has_left_and_cannot_be_removed_is_named(tmp_path):
+    output = tmp_path / "out"
+    compare(output, "--backends", "one", "--repeats", "1").check()
+    (record,) = output.glob("launches/*/*/record.json")
+    shutil.rmtree(record.parent)
+    record.parent.write_text("")
+    result = compare(output, "--backends", "one", "--repeats", "1")
+    assert result.returncode == 2
+    assert result.stderr.endswith(f"--output {output}: {record.parent}: Not a directory\n")
+
+
 def everything(folder: Path) -> dict[str, int]:
     """Path -> time of its last change."""
     return {str(path): path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
