@@ -3,10 +3,10 @@
     python tests/comm/race_worker.py [--seed SEED] ROUNDS KIND [KIND ...]
 
 Kinds, one after the other: name: every sum of a tensor under one name, as BytePS's own trainer has it.
-channels: through comm.byteps.channels, which takes two names in turn. communicator: as a training step does,
-`average` and then `all_agree`, which makes one name enough. Prints "KIND: no wrong sum of N" for each; a
-rank that has got a wrong one says at once what came instead, and ends the run. SEED is that of the moments at
-which the rank is stopped.
+channels: through `Channels` of comm.byteps.communicator, which takes two names in turn. communicator: as a
+training step does, `average` and then `all_agree`, which makes one name enough. Prints "KIND: no wrong sum of
+N" for each; a rank that has got a wrong one says at once what came instead, and ends the run. SEED is that of
+the moments at which the rank is stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BytePS's server hands out wrong sums, and comm.byteps.channels keeps it from doing so."""
+"""BytePS's server hands out wrong sums, and comm.byteps.communicator keeps it from doing so."""
 
 from __future__ import annotations
 

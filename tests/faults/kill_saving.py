@@ -8,6 +8,8 @@ of its own (`apart`), which has one thread.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -111,15 +113,28 @@ def _save_for_ever(directory: str, announce: int, damage: str) -> None:
         saver.begin(step, parameters, states, {"value": step})
 
 
-def _careless_save(ckpt_dir: str, step: int, parameters: Any, states: Any, facts: Any, keep: int = 0) -> Any:
+def _careless_save(
+    ckpt_dir: str, step: int, parameters: Any, states: Any, facts: Any, keep: Any = None
+) -> Any:
     """Saves as many programs do: under the files' own names. The attacks must find it."""
     os.makedirs(ckpt_dir, exist_ok=True)
-    manifest = {**checkpoint._manifest(step, facts), "files": {}}
-    path = os.path.join(ckpt_dir, checkpoint.manifest_name(step))
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({**manifest, "sha256": checkpoint._checksum(manifest)}, file)
-    with open(checkpoint.params_path(ckpt_dir, step), "wb") as params_file:
-        checkpoint.write_params(params_file, parameters)
+    writers: dict[str, Callable[[Any], None]] = {
+        checkpoint.PARAMS: lambda file: checkpoint.write_params(file, parameters),
+        checkpoint.STATES: lambda file: checkpoint.write_states(file, states),
+    }
+    files = {}
+    for end, write in writers.items():
+        write(copy := io.BytesIO())
+        files[end] = {"size": copy.tell(), "sha256": hashlib.sha256(copy.getbuffer()).hexdigest()}
+    manifest = {**facts, "format": checkpoint.FORMAT, "step": step, "files": files}
+    manifest["sha256"] = checkpoint._checksum(manifest)
+    try:
+        Path(checkpoint.step_path(ckpt_dir, step, checkpoint.MANIFEST)).write_text(json.dumps(manifest))
+        for end, write in writers.items():
+            with open(checkpoint.step_path(ckpt_dir, step, end), "wb") as file:
+                write(file)
+    except OSError as error:
+        raise TrainingError(f"step {step}: {error.strerror}; step {step - 1} is intact") from error
     for old in checkpoint.list_steps(ckpt_dir)[:-1]:
         os.remove(os.path.join(ckpt_dir, checkpoint.manifest_name(old)))
 
@@ -257,7 +272,7 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=endless({"kills": 50}),
     attempt=attempt_kills,
-    damages={name: Damage(named(kills=20, seed=1), "step") for name in NAMES},
+    damages={name: Damage(named(kills=50, seed=1), "step") for name in NAMES},
 )
 DISKS = Program(
     "9",
@@ -268,5 +283,5 @@ DISKS = Program(
     backends=(ONCE,),
     cases=lambda setting: [named(disks="all"), named(commands="all")],
     attempt=attempt_disks,
-    damages={name: Damage(named(disks="all"), "Error|left|saved|step") for name in NAMES},
+    damages={name: Damage(named(disks="all"), "what is left|no other checkpoint") for name in NAMES},
 )
