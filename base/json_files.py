@@ -106,10 +106,15 @@ def read_json_lines(path: str) -> list[dict[str, Any]]:
         FileNotFoundError: there is no such file.
         InputError: as `open_regular`.
     """
-    if not os.path.lexists(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     found = []
-    with open_regular(path) as file:
+    try:
+        opened = open_regular(path)
+    except InputError as error:
+        # Not asked before: a run may begin anew, and remove the file, at any moment.
+        if isinstance(error.__cause__, FileNotFoundError) and not os.path.islink(path):
+            raise error.__cause__ from None
+        raise
+    with opened as file:
         for line in iter(lambda: file.readline(_MOST_LINE), b""):
             try:
                 value = parse_json(line, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -89,6 +90,26 @@ def test_lines_that_are_no_objects_are_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="no regular file"):
         read_json_lines(str(tmp_path / "pipe"))
+
+
+def test_lines_of_a_file_that_comes_and_goes_are_read_or_absent(tmp_path):
+    """As a run's metrics, where another process looks at them while it begins anew."""
+    path, stop = tmp_path / "lines", threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            path.write_text('{"a": 1}\n')
+            path.unlink()
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            with contextlib.suppress(FileNotFoundError):
+                assert read_json_lines(str(path)) in ([], [{"a": 1}])
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_message_is_one_line_whatever_it_quotes() -> None:
