@@ -121,20 +121,19 @@ def test_the_files_of_a_run_are_those_of_one_without(tmp_path, launcher):
         assert files("again") == files("again whole")
 
 
-def test_after_a_failure_the_checkpoint_before_is_left(tmp_path, monkeypatch):
+def test_after_a_failure_the_checkpoint_before_is_left(tmp_path):
     """A rank that is left has a share of the states, and does not save it as if it were all; what rank 0 is
     writing at that moment it completes."""
-    dies = "import training.saving, training.step, os, time\nstep = training.step.TrainStep.__call__\n"
-    dies += (
-        "save = training.saving.save\ntraining.saving.save = lambda *given: time.sleep(3) or save(*given)\n"
+    # It is stopped: when a rank ends, mpirun leaves the others little time.
+    stops = "import training.saving, training.step, os, time\nstep = training.step.TrainStep.__call__\n"
+    stops += (
+        "save = training.saving.save\ntraining.saving.save = lambda *given: time.sleep(15) or save(*given)\n"
     )
-    dies += "def call(self, number, *given, **named):\n"
-    dies += "    if number == 5 and os.environ['OMPI_COMM_WORLD_RANK'] == '1': os._exit(9)\n"
-    dies += "    return step(self, number, *given, **named)\ntraining.step.TrainStep.__call__ = call\n"
-    # Which mpirun leaves to the others when a rank has died; a second by default.
-    monkeypatch.setenv("OMPI_MCA_odls_base_sigkill_timeout", "6")
-    words = command(tmp_path / "run", *RUN.split(), "--shard_states")
-    result = run_ranks(patched(ROOT / SCRIPTS["mpirun"], dies), 2, args=words)
+    stops += "def call(self, number, *given, **named):\n"
+    stops += "    if number == 5 and os.environ['OMPI_COMM_WORLD_RANK'] == '1': os.kill(os.getpid(), 19)\n"
+    stops += "    return step(self, number, *given, **named)\ntraining.step.TrainStep.__call__ = call\n"
+    words = command(tmp_path / "run", *RUN.split(), "--shard_states", "--comm_timeout", "5")
+    result = run_ranks(patched(ROOT / SCRIPTS["mpirun"], stops), 2, args=words)
     assert result.returncode != 0
     assert "step 4 is not saved: other ranks have some of its states (--shard_states)" in result.stderr
     assert list_steps(str(tmp_path / "run")) == [3]
