@@ -110,7 +110,7 @@ def read_json_lines(path: str) -> list[dict[str, Any]]:
     try:
         opened = open_regular(path)
     except InputError as error:
-        # Not asked before: a run may begin anew, and remove the file, at any moment.
+        # Only opening tells: after a look a run that begins anew may remove the file.
         if isinstance(error.__cause__, FileNotFoundError) and not os.path.islink(path):
             raise error.__cause__ from None
         raise

@@ -39,8 +39,8 @@ def tell(event: str, message: str, code: int | None = None, command: str | None 
     try:
         inherited = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
         closed = [(os.POSIX_SPAWN_CLOSE, number) for number in inherited]
-        # Not subprocess: before a fork MXNet waits for all that its engine has to do. Signals that a run
-        # ignores at its end, and Python always, are not the command's to ignore.
+        # Not subprocess: before a fork MXNet waits for all that its engine has to do. A command inherits what
+        # is ignored: SIGPIPE by Python, SIGUSR1 by a run at its end.
         acts, default = [*standard, *closed], [signal.SIGPIPE, signal.SIGUSR1]
         os.posix_spawnp(words[0], words, environ, file_actions=acts, setsid=True, setsigdef=default)
     except OSError as error:

@@ -44,10 +44,10 @@ class Checkpoints:
         self._best: Mapping[str, Any] = {}  # the line of the best evaluation so far
         self._keeps_best = run.config.checkpoint.keep_best and run.eval_feed is not None
         if self._keeps_best and run.communicator.rank == 0:
-            saved = list_steps(place)
+            steps = list_steps(place)
             for line in read_metrics(place):
-                of_stage = line["step"] in saved and line.get("stage") == run.start.stage
-                if of_stage and self._is_better(line):
+                saved = line["step"] in steps and line.get("stage") == run.start.stage
+                if saved and self._is_better(line):
                     self._best = line
             if self._best:
                 self._write_best(self._best)

@@ -84,6 +84,17 @@ for dtype, native in (("float32", load_operators()), ("float32", False), ("float
 print("as one", flush=True)
 comm.close()
 """
+# Rank 1 is stopped while rank 0 writes step 3: if it ended, mpirun would leave rank 0 little time.
+STOPS = """
+import os, signal, time, training.saving, training.step
+save, step = training.saving.save, training.step.TrainStep.__call__
+def call(self, number, *given, **named):
+    if number == 5 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return step(self, number, *given, **named)
+training.saving.save = lambda *given: time.sleep(15) or save(*given)
+training.step.TrainStep.__call__ = call
+"""
 RUN = "--num_steps 6 --ckpt_interval 3 --log_interval 1 --seed 3 --accumulate 3"
 
 
@@ -124,16 +135,8 @@ def test_the_files_of_a_run_are_those_of_one_without(tmp_path, launcher):
 def test_after_a_failure_the_checkpoint_before_is_left(tmp_path):
     """A rank that is left has a share of the states, and does not save it as if it were all; what rank 0 is
     writing at that moment it completes."""
-    # It is stopped: when a rank ends, mpirun leaves the others little time.
-    stops = "import training.saving, training.step, os, time\nstep = training.step.TrainStep.__call__\n"
-    stops += (
-        "save = training.saving.save\ntraining.saving.save = lambda *given: time.sleep(15) or save(*given)\n"
-    )
-    stops += "def call(self, number, *given, **named):\n"
-    stops += "    if number == 5 and os.environ['OMPI_COMM_WORLD_RANK'] == '1': os.kill(os.getpid(), 19)\n"
-    stops += "    return step(self, number, *given, **named)\ntraining.step.TrainStep.__call__ = call\n"
     words = command(tmp_path / "run", *RUN.split(), "--shard_states", "--comm_timeout", "5")
-    result = run_ranks(patched(ROOT / SCRIPTS["mpirun"], stops), 2, args=words)
+    result = run_ranks(patched(ROOT / SCRIPTS["mpirun"], STOPS), 2, args=words)
     assert result.returncode != 0
     assert "step 4 is not saved: other ranks have some of its states (--shard_states)" in result.stderr
     assert list_steps(str(tmp_path / "run")) == [3]
