@@ -14,7 +14,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -56,7 +55,6 @@ from comparison.settings import Turn
 
 FOLDER = "emulation"  # under --output
 LOG, PLAN, CLUSTER = "run.log", "plan.json", "cluster.json"
-NETWORK = ROOT / "comparison" / "emulation" / "network.py"
 YIELD = ROOT / "comparison" / "emulation" / "yield.c"
 START_S = 15.0  # a launch's start, before one was made
 PATIENCE = 60.0  # seconds for the start of the ranks, and for busy machines
@@ -148,7 +146,7 @@ class Emulation(Campaign):
         return f"{title}, {where}, {kind_of(group[2:])}, repeat {turn.repeat + 1}"
 
     def command(self, turn: Turn, folder: Path) -> list[str]:
-        return [sys.executable, "-I", "-S", str(NETWORK), str(folder / turn.name / CLUSTER)]
+        return network.command(folder / turn.name / CLUSTER)
 
     def guess(self, turn: Turn) -> float:
         projected = self.projected(turn.setting)

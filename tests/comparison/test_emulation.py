@@ -45,7 +45,6 @@ from training.profiling.trace import Operator, Step, Trace, write_trace
 
 LACKING = network.lacking()
 needs_hosts = pytest.mark.skipif(LACKING is not None, reason=f"emulated hosts: {LACKING}")
-NETWORK = ROOT / "comparison" / "emulation" / "network.py"
 TRIES = 5  # the best counts: other programs take processors from the emulation
 
 
@@ -382,7 +381,7 @@ connection.close()
 
 def layout_file(path, rate, *processes):
     path.write_text(as_json(Layout(2, rate, processes)))
-    return [sys.executable, "-I", "-S", str(NETWORK), str(path)]
+    return network.command(path)
 
 
 @needs_hosts
