@@ -63,11 +63,11 @@ class Pair(NamedTuple):
     second: str
     repeats: int
     ratio: float
-    low: float | None
-    high: float | None
-    p: float | None
-    adjusted: float | None
-    verdict: str
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    verdict: str = TOO_FEW
     faster: str | None = None
     equal: float | None = None
     deviation: float | None = None
@@ -125,12 +125,11 @@ def compare(groups: Mapping[G, Samples], confidence: float, paired: bool = True)
         confidence: above 0 and below 1; 1 minus the probability of any false verdict among all pairs.
         paired: equal numbers of repeats mean the same minute; False: they are of different reports.
     """
-    pairs = []
-    for group, samples in groups.items():
-        names = [name for name in samples if samples[name]]
-        for first, second in itertools.combinations(names, 2):
-            found = _pair(samples[first], samples[second], confidence, paired)
-            pairs.append(found._replace(group=group, first=first, second=second))
+    pairs = [
+        _pair(group, names, samples, confidence, paired)
+        for group, samples in groups.items()
+        for names in itertools.combinations([name for name in samples if samples[name]], 2)
+    ]
     tested = [index for index, pair in enumerate(pairs) if pair.p is not None]
     different = holm([pairs[index].p or 0.0 for index in tested])
     alike = holm([pairs[index].equal or 0.0 for index in tested])
@@ -192,27 +191,25 @@ def repeats_for(difference: float, deviation: float, tests: int, confidence: flo
     return None
 
 
-def _pair(one: Mapping[int, float], other: Mapping[int, float], confidence: float, paired: bool) -> Pair:
-    """Two contenders' values, tested where they are enough."""
+def _pair(group: Any, names: tuple[str, str], samples: Samples, confidence: float, paired: bool) -> Pair:
+    """Two contenders, tested where their values are enough."""
+    one, other = (samples[name] for name in names)
     first, second = ([math.log(each) for each in values.values()] for values in (one, other))
-    common = sorted(one.keys() & other.keys())
-    ratios = [math.log(other[each] / one[each]) for each in common]
+    ratios = [math.log(other[each] / one[each]) for each in sorted(one.keys() & other.keys())]
     deviation = None
     if paired:
-        repeats, mean = len(common), math.fsum(ratios) / len(common) if common else math.nan
-        deviation = statistics.stdev(ratios) if len(common) > 1 else None
+        repeats, mean = len(ratios), math.fsum(ratios) / len(ratios) if ratios else math.nan
+        deviation = statistics.stdev(ratios) if len(ratios) > 1 else None
     else:
         repeats, mean = min(len(first), len(second)), statistics.fmean(second) - statistics.fmean(first)
+    pair = Pair(group, *names, repeats, math.exp(mean), deviation=deviation)
     if repeats < FEWEST_REPEATS:
-        ratio = math.exp(mean)
-        return Pair(None, "", "", repeats, ratio, None, None, None, None, TOO_FEW, deviation=deviation)
+        return pair
     bound = math.log1p(MARGIN)
     if paired:
         test, equal = mean_test(ratios, confidence), within_test(ratios, bound)
     else:
         test = welch_test(first, second, confidence)
         equal = max(exceeds_test(first, second, -bound), exceeds_test(second, first, -bound))
-    ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
-    return Pair(
-        None, "", "", repeats, ratio, low, high, test.p, None, NOT_SHOWN, equal=equal, deviation=deviation
-    )
+    low, high = math.exp(test.low), math.exp(test.high)
+    return pair._replace(low=low, high=high, p=test.p, verdict=NOT_SHOWN, equal=equal)
