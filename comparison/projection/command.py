@@ -21,7 +21,7 @@ from typing import Sequence
 from base.command_line import not_negative, positive, positive_int, share, whole
 from base.errors import InputError
 from base.options import option
-from bert.configuration import MOST_LAYERS, named_config
+from bert.configuration import MOST_LAYERS, BertConfig, named_config
 from comm.numbering import LEAST_PARTITION_BYTES
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
@@ -33,8 +33,6 @@ from comparison.projection.validation import BASE, LARGE, SINGLE_GPUS, single_co
 from comparison.projection.workload import (
     ELEMENT_BYTES,
     VOCABULARY,
-    Part,
-    Step,
     Workload,
     bert_parts,
     predictions_of,
@@ -162,51 +160,46 @@ def plan_of(options: ProjectionOptions) -> Plan:
     byteps = BytePS(options.servers, options.server_placement or COLOCATED)
     strategies = [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
     gpus = _gpus(options, cluster)
-    measured = read_measured(options.measured) if options.measured else None
-    if measured:
+    if options.measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
-    own = named_config(options.model or MODEL), options.vocab_size or VOCABULARY
-    bert, vocab_size = measured[:2] if measured else own
-    dtype = options.gradient_dtype or ("float32" if measured else "float16")
-    length = options.max_seq_length or LENGTH
-    parts = bert_parts(bert, vocab_size, length, predictions_of(length))
-    step = measured[2] if measured else _published(options, cluster, dtype, parts)
-    workload = Workload(
-        parts=parts,
-        compute_s=step.compute_s,
+        bert, step = read_measured(options.measured)
+    else:
+        bert = named_config(options.model or MODEL)
+        step = _published(options, bert, cluster)
+    dtype = options.gradient_dtype or ("float32" if options.measured else "float16")
+    workload = replace(
+        step,
         optimizer_s=step.optimizer_s if options.optimizer_s is None else options.optimizer_s,
         gradient_bytes=ELEMENT_BYTES[dtype],
-        sequences=step.sequences,
-        length=step.length,
         accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or step.accumulate,
-        overlap=(options.overlap or "backward") == "backward",
+        overlap=options.overlap != "none",
     )
     least = cluster.partition_bytes or LEAST_PARTITION_BYTES
-    pieces = workload.total_bytes / least + sum(len(part.gradients) for part in parts)
+    pieces = workload.total_bytes / least + sum(len(part.gradients) for part in workload.parts)
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {bert.name}: {pieces:,.0f} messages a step are too many to simulate")
-    return Plan(
-        bert.description, cluster, workload, strategies, gpus, dtype, step.dtype, step.what, sorted(values)
-    )
+    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, sorted(values))
 
 
-def _published(options: ProjectionOptions, cluster: Cluster, dtype: str, parts: Sequence[Part]) -> Step:
+def _published(options: ProjectionOptions, bert: BertConfig, cluster: Cluster) -> Workload:
     """The step of a GPU whose speed is given, or was published. Raises InputError where none was."""
-    sequences = float(options.batch_size or SEQUENCES)
+    sequences, length = float(options.batch_size or SEQUENCES), options.max_seq_length or LENGTH
+    dtype = options.gradient_dtype or "float16"
+    parts = bert_parts(bert, options.vocab_size or VOCABULARY, length, predictions_of(length))
     update_s = update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s)
-    length = options.max_seq_length or LENGTH
+    work = Workload(parts, options.compute_s or 0.0, update_s, ELEMENT_BYTES[dtype], sequences, length)
     if options.compute_s is not None:
-        return Step(options.compute_s, update_s, sequences, length, 1, None, "--compute_s")
+        return replace(work, source="--compute_s")
     single = SINGLE_GPUS[cluster.name].get(dtype)
     if single is None:
         raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
-    compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
     source = (
         f"the operations a second of {single.model.rpartition('_')[0]} in {single.dtype}, "
         f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
     )
-    return Step(compute_s, update_s, sequences, length, 1, dtype, source)
+    compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
+    return replace(work, compute_s=compute_s, dtype=dtype, source=source)
 
 
 def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import Callable, ClassVar, Iterator, Mapping, NamedTuple, Sequence, Union
 
 import numpy as np
 
@@ -83,22 +83,27 @@ class Travel(NamedTuple):
         return sum(max(0.0, end - max(begin, start_s)) for begin, end in self.spans)
 
 
-class _Ring:
+class FlatRing:
     """An all-reduce in Horovod's queue: every cycle all gradients that are ready, fused up to a size, one
     collective after the other; gradients that become ready meanwhile wait for the next cycle."""
 
-    key: str  # name on the command line
-    title: str  # name for people
+    key, title = "flat_ring", "flat ring"  # on the command line, and for people
 
     @staticmethod
     def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
         """Seconds of one all-reduce."""
-        raise NotImplementedError
+        bandwidth = cluster.intra_bytes_s(shape.local)
+        if shape.hosts > 1:
+            bandwidth = min(bandwidth, cluster.inter_bytes_s) if shape.local > 1 else cluster.inter_bytes_s
+        between = 2 * (shape.hosts - 1)
+        inside = 2 * (shape.gpus - 1) - between
+        latency = inside * cluster.intra_latency_us + between * cluster.inter_latency_us
+        return (cluster.call_latency_us + latency) * 1e-6 + _sent_by_ring(shape.gpus) * nbytes / bandwidth
 
     @staticmethod
     def carried(shape: Shape) -> float:
         """Bytes out of a host for each byte of gradients."""
-        raise NotImplementedError
+        return _sent_by_ring(shape.gpus) if shape.hosts > 1 else 0.0
 
     def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
         """`messages`: in the order in which they become ready."""
@@ -124,26 +129,8 @@ class _Ring:
         return Travel(now, _merged(spans), sent, calls)
 
 
-class FlatRing(_Ring):
-    key, title = "flat_ring", "flat ring"
-
-    @staticmethod
-    def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
-        bandwidth = cluster.intra_bytes_s(shape.local)
-        if shape.hosts > 1:
-            bandwidth = min(bandwidth, cluster.inter_bytes_s) if shape.local > 1 else cluster.inter_bytes_s
-        between = 2 * (shape.hosts - 1)
-        inside = 2 * (shape.gpus - 1) - between
-        latency = inside * cluster.intra_latency_us + between * cluster.inter_latency_us
-        return (cluster.call_latency_us + latency) * 1e-6 + _sent_by_ring(shape.gpus) * nbytes / bandwidth
-
-    @staticmethod
-    def carried(shape: Shape) -> float:
-        return _sent_by_ring(shape.gpus) if shape.hosts > 1 else 0.0
-
-
-class HierarchicalRing(_Ring):
-    """Its three phases follow each other."""
+class HierarchicalRing(FlatRing):
+    """The same queue; the three phases of a ring follow each other."""
 
     key, title = "hierarchical_ring", "hierarchical ring"
 
@@ -258,14 +245,15 @@ class Exchange:
         return moved
 
 
+@dataclass(frozen=True)
 class BytePS:
     """`servers`: how many; None: as many as hosts. `placement`: one of PLACEMENTS. `even`: whether arrays
     have the numbers of comm.numbering, not consecutive ones as with BytePS alone."""
 
-    key = "byteps"
-
-    def __init__(self, servers: int | None = None, placement: str = COLOCATED, even: bool = True):
-        self.servers, self.placement, self.even = servers, placement, even
+    servers: int | None = None
+    placement: str = COLOCATED
+    even: bool = True
+    key: ClassVar[str] = "byteps"
 
     @property
     def title(self) -> str:
@@ -280,14 +268,14 @@ class BytePS:
         beside = {COLOCATED: count, SEPARATE: 0, MIXED: shape.hosts}[self.placement]
         size = cluster.partition_of(apart + beside)
         servers = Servers(max(2, shape.hosts), apart, beside, size)
-        pieces = list(_pieces(messages, servers, self.even))
+        pieces = _pieces(messages, servers, self.even)
         moved = (shape.local - 1) / shape.local / cluster.intra_bytes_s(shape.local)
         steps = (shape.local - 1) * cluster.intra_latency_us
         delay = (cluster.call_latency_us + steps) * 1e-6 if shape.local > 1 else 0.0
         exchange = Exchange(servers, cluster.inter_bytes_s, cluster.inter_latency_us * 1e-6)
         # Adding up and handing out share a host's links, and what comes first is served first. Several
         # partitions are on their way at once, so latency delays them and keeps nothing busy.
-        inside = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
+        inside = [(piece.ready_s, 0, number) for number, (piece, _) in enumerate(pieces)]
         heapq.heapify(inside)
         free = ends = 0.0
         spans: list[tuple[float, float]] = []
@@ -300,7 +288,8 @@ class BytePS:
                     heapq.heappush(inside, (done, 1, number))
                 continue
             _, handed_out, number = heapq.heappop(inside)
-            free = begin + pieces[number].nbytes * moved
+            piece, server = pieces[number]
+            free = begin + piece.nbytes * moved
             done = free + delay
             spans.append((begin, done))
             ends = max(ends, done)
@@ -308,9 +297,9 @@ class BytePS:
                 heapq.heappush(inside, (done, 1, number))
             elif not handed_out:
                 begun[number] = done
-                exchange.add(done, number, pieces[number].server, pieces[number].nbytes)
+                exchange.add(done, number, server, piece.nbytes)
         carried = self.carried(shape.hosts) if shape.hosts > 1 else 0.0
-        sent = carried * sum(piece.nbytes for piece in pieces)
+        sent = carried * sum(piece.nbytes for piece, _ in pieces)
         return Travel(ends, _merged(spans), sent, len(pieces))
 
     def carried(self, hosts: int) -> float:
@@ -324,23 +313,15 @@ class BytePS:
         return 1 + (hosts - 2) * math.ceil(servers / hosts) / servers
 
 
-Strategy = Union[FlatRing, HierarchicalRing, BytePS]  # ways to average gradients
+Strategy = Union[FlatRing, BytePS]  # ways to average gradients
 STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
     each.key: each for each in (FlatRing, HierarchicalRing, BytePS)
 }
 
 
-class _Piece(NamedTuple):
-    """A partition."""
-
-    ready_s: float
-    nbytes: int
-    server: int
-
-
-def _pieces(messages: Sequence[Message], servers: Servers, even: bool) -> Iterator[_Piece]:
-    """Small neighbours share a bucket, as comm.byteps packs them; a bucket is cut into partitions. Number 0
-    has been given to the ranks' votes."""
+def _pieces(messages: Sequence[Message], servers: Servers, even: bool) -> list[tuple[Message, int]]:
+    """Partitions and their servers. Small neighbours share a bucket, as comm.byteps packs them; a bucket is
+    cut into partitions. Number 0 has been given to the ranks' votes."""
     buckets: list[Message] = []
     limit = 0  # of the last bucket, if it may take more
     for ready_s, nbytes in messages:
@@ -353,9 +334,11 @@ def _pieces(messages: Sequence[Message], servers: Servers, even: bool) -> Iterat
     if even:
         numbers = even_numbers([bucket.nbytes for bucket in buckets], servers, 1)
     size = servers.partition_bytes
-    for number, (ready_s, nbytes) in zip(numbers, buckets):
-        for part, begin in enumerate(range(0, nbytes, size)):
-            yield _Piece(ready_s, min(size, nbytes - begin), server_of(number, part, servers))
+    return [
+        (Message(ready_s, min(size, nbytes - begin)), server_of(number, part, servers))
+        for number, (ready_s, nbytes) in zip(numbers, buckets)
+        for part, begin in enumerate(range(0, nbytes, size))
+    ]
 
 
 def _sent_by_ring(members: int) -> float:
@@ -410,9 +393,7 @@ class Plan:
     """Subject of a projection.
 
     Attributes:
-        gradient_dtype: of gradients on their way. compute_dtype: of the passes that the compute time is of;
-            None where the command line gives the time.
-        compute_source: where the compute time is from, for people.
+        gradient_dtype: of gradients on their way.
         given: fields of the cluster that the command line has replaced.
     """
 
@@ -422,8 +403,6 @@ class Plan:
     strategies: Sequence[Strategy]
     gpus: Sequence[int]
     gradient_dtype: str
-    compute_dtype: str | None
-    compute_source: str
     given: Sequence[str]
 
     @property
@@ -436,13 +415,10 @@ class Plan:
     @property
     def precision(self) -> str:
         """Precision of computing and of gradients on their way, for people."""
-        if self.compute_dtype is None:
-            return (
-                f"computing in a precision that --compute_s leaves open, gradients in {self.gradient_dtype}"
-            )
-        if self.compute_dtype == self.gradient_dtype:
+        if self.workload.dtype == self.gradient_dtype:
             return f"computing and gradients in {self.gradient_dtype}"
-        return f"computing in {self.compute_dtype}, gradients in {self.gradient_dtype}"
+        computing = self.workload.dtype or "a precision that --compute_s leaves open"
+        return f"computing in {computing}, gradients in {self.gradient_dtype}"
 
 
 def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int) -> Projection:

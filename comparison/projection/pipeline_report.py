@@ -103,16 +103,17 @@ def calibrate(reading: Reading) -> Calibration:
     """Both parameters from the two times of the smallest model, in turns until neither changes."""
     intra, inter = CASES[0].published
     found = Calibration(4e12, 25.0)
-
-    def at(placement: str, **changed: float) -> float:
-        return seconds(CASES[0], placement, reading, found._replace(**changed))
-
     for _ in range(50):
         before = found
-        rate = _solve(lambda value: at(INTER_FIRST, flops_s=value), inter, (1e10, 1e15))
-        found = found._replace(flops_s=rate)
-        speed = _solve(lambda value: at(INTRA_FIRST, inter_gbps=value), intra, (1e-2, 1e5))
-        found = found._replace(inter_gbps=speed)
+        for name, placement, wanted, low, high in (
+            ("flops_s", INTER_FIRST, inter, 1e10, 1e15),
+            ("inter_gbps", INTRA_FIRST, intra, 1e-2, 1e5),
+        ):
+            while high / low > 1 + 1e-12:  # in whose growth the time falls
+                middle = (low * high) ** 0.5
+                step_s = seconds(CASES[0], placement, reading, found._replace(**{name: middle}))
+                low, high = (middle, high) if step_s > wanted else (low, middle)
+            found = found._replace(**{name: high})
         if sum(abs(new / old - 1) for new, old in zip(found, before)) < 1e-9:
             return before
     return found
@@ -147,17 +148,20 @@ class Validation(NamedTuple):
 
     reading: Reading
     calibration: Calibration
-    points: Sequence[Point[PipelineCase]]
+    points: Sequence[Point]
 
 
-def validate_pipelines(reading: Reading) -> Validation:
-    calibration = calibrate(reading)
-    points = [
-        Point(case, placement, published, seconds(case, placement, reading, calibration), case is CASES[0])
-        for case in CASES
-        for placement, published in zip((INTRA_FIRST, INTER_FIRST), case.published)
-    ]
-    return Validation(reading, calibration, points)
+def validate_pipelines() -> list[Validation]:
+    found = []
+    for reading in READINGS:
+        calibration = calibrate(reading)
+        points = [
+            Point(case, place, published, seconds(case, place, reading, calibration), case is CASES[0])
+            for case in CASES
+            for place, published in zip((INTRA_FIRST, INTER_FIRST), case.published)
+        ]
+        found.append(Validation(reading, calibration, points))
+    return found
 
 
 def pipeline_tables(validations: Sequence[Validation]) -> list[Table]:
@@ -182,15 +186,6 @@ def pipeline_tables(validations: Sequence[Validation]) -> list[Table]:
     first = Table("Pipelines: the published six", head, rows, names=3)
     names = ("", "reading", "a GPU's rate", "a host's network", "mean off")
     return [first, Table("Pipelines: what the predictions rest on", names, calibrations, names=2)]
-
-
-def _solve(predicted: Callable[[float], float], wanted: float, bounds: tuple[float, float]) -> float:
-    """The parameter, in whose growth the time falls, at which it is `wanted`."""
-    low, high = bounds
-    while high / low > 1 + 1e-12:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if predicted(middle) > wanted else (low, middle)
-    return high
 
 
 NAME, PLOT = "pipelines", "pipelines.png"
@@ -239,7 +234,7 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         )
         for pipeline, projections in zip(pipelines, found)
     ]
-    validations = [validate_pipelines(reading) for reading in READINGS]
+    validations = validate_pipelines()
     validated = pipeline_tables(validations)
     facts = (
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters in {first.stages} stages of "
@@ -248,7 +243,7 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         f"a replica; the bubble is {100 * bubble(first.stages, work.accumulate):.1f}%. "
         f"Precision: {plan.precision}.\n"
         f"A pass of the whole model takes {digits(work.compute_s)} s on one GPU. Compute time from: "
-        f"{plan.compute_source}.\nCluster: {plan.cluster.title}."
+        f"{work.source}.\nCluster: {plan.cluster.title}."
     )
     document: list[Part] = [
         f"# Pipelines: {plan.model} on {plan.cluster.title}",

@@ -12,19 +12,15 @@ travels between them. All GPUs are equally fast, and nothing of a backward pass 
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from comparison.projection.clusters import Cluster
 from comparison.projection.model import FlatRing, Shape, shape_of
-from comparison.projection.workload import (
-    FORWARD_SHARE,
-    UPDATE_ACCESSES,
-    Part,
-    Workload,
-)
+from comparison.projection.workload import FORWARD_SHARE, UPDATE_ACCESSES, Part, Workload
 from training.pipeline.options import ONE_F_ONE_B
-from training.pipeline.placement import replica_groups, stage_groups
+from training.pipeline.placement import replica_groups
 from training.pipeline.schedule import passes
 from training.pipeline.split import Costs, Split, balanced_split
 
@@ -45,13 +41,6 @@ class Pipeline:
     split: Split | None = None
     tied: bool = True
     update_accesses: int = UPDATE_ACCESSES
-
-
-class Stage(NamedTuple):
-    """A stage's share: seconds of a micro-batch in both directions together, and the numbers it trains."""
-
-    compute_s: float
-    elements: int
 
 
 class PipelineProjection(NamedTuple):
@@ -90,22 +79,17 @@ def simulate(
         transfer_s: of a micro-batch's activations from each stage to the next, one fewer.
     """
     stages = len(compute_s)
-    orders = [list(passes(schedule, stage, stages, micro_batches)) for stage in range(stages)]
-    done = [0] * stages  # passes
+    orders = [deque(passes(schedule, stage, stages, micro_batches)) for stage in range(stages)]
     now, busy = [0.0] * stages, [0.0] * stages
     arrived = {(True, 0, number): 0.0 for number in range(micro_batches)}
     free: dict[tuple[bool, int], float] = {}
-    while any(count < len(own) for count, own in zip(done, orders)):
-        progress = False
-        for stage in range(stages):
-            while done[stage] < len(orders[stage]):
-                forward, number = orders[stage][done[stage]]
-                if (forward, stage, number) not in arrived:
-                    break
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order and (order[0][0], stage, order[0][1]) in arrived:
+                forward, number = order.popleft()
                 took = compute_s[stage] * (FORWARD_SHARE if forward else 1 - FORWARD_SHARE)
                 now[stage] = max(now[stage], arrived[forward, stage, number]) + took
                 busy[stage] += took
-                done[stage], progress = done[stage] + 1, True
                 to = stage + 1 if forward else stage - 1
                 if to == stages:
                     arrived[False, stage, number] = now[stage]
@@ -113,25 +97,24 @@ def simulate(
                     begin = max(now[stage], free.get((forward, stage), 0.0))
                     free[forward, stage] = begin + transfer_s[min(stage, to)]
                     arrived[forward, to, number] = free[forward, stage]
-        assert progress, "a schedule that waits for itself"
     return now, busy
 
 
-def stages_of(workload: Workload, pipeline: Pipeline) -> list[Stage]:
-    """Each stage's share of a workload whose `compute_s` is the whole model's. The last stage has a word
-    embedding too, of which it trains a copy or, where it is not tied, another one."""
+def stages_of(workload: Workload, pipeline: Pipeline) -> tuple[list[float], list[int]]:
+    """Each stage's seconds of a micro-batch in both directions together, of a workload whose `compute_s` is
+    the whole model's, and the numbers that it trains. The last stage has a word embedding too, of which it
+    trains a copy or, where it is not tied, another one."""
     embeddings, *layers, heads = workload.parts
     split = pipeline.split or split_by(workload.parts, pipeline.stages, by_flops=True)
+    shares = [layers[begin:end] for begin, end in split.ranges]
+    shares[0].insert(0, embeddings)
+    shares[-1].append(heads)
     flops = sum(part.flops for part in workload.parts)
-    found = []
-    for stage, (begin, end) in enumerate(split.ranges):
-        own = list(layers[begin:end])
-        own = [embeddings] * (stage == 0) + own + [heads] * (stage == split.stages - 1)
-        elements = sum(part.elements for part in own)
-        if stage == split.stages - 1 and split.stages > 1:
-            elements += word_embedding(workload.parts)
-        found.append(Stage(workload.compute_s * sum(part.flops for part in own) / flops, elements))
-    return found
+    compute_s = [workload.compute_s * sum(part.flops for part in own) / flops for own in shares]
+    elements = [sum(part.elements for part in own) for own in shares]
+    if split.stages > 1:
+        elements[-1] += word_embedding(workload.parts)
+    return compute_s, elements
 
 
 def split_by(parts: Sequence[Part], stages: int, by_flops: bool) -> Split:
@@ -160,38 +143,36 @@ def project_pipeline(
         gpus: a multiple of the stages that leaves no host partly empty.
     """
     _, hosts, local = shape_of(gpus, cluster.gpus_per_host)
-    slots = [local] * hosts
-    wires = _Wires(cluster, slots, pipeline)
-    stages = stages_of(workload, pipeline)
+    wires = _Wires(cluster, [local] * hosts, pipeline)
+    stages = pipeline.stages
+    compute_s, elements = stages_of(workload, pipeline)
     units = workload.parts[1].gradients[1]
     activations = workload.sequences * workload.length * units * workload.gradient_bytes
-    transfers = [wires.transfer_s(stage, stage + 1, activations) for stage in range(len(stages) - 1)]
-    own = [stage.compute_s for stage in stages]
-    ends_s, busy_s = simulate(pipeline.schedule, workload.accumulate, own, transfers)
+    transfers = [wires.transfer_s(stage, stage + 1, activations) for stage in range(stages - 1)]
+    ends_s, busy_s = simulate(pipeline.schedule, workload.accumulate, compute_s, transfers)
     ends = max(ends_s)
     last = ends_s.index(ends)
-    sizes = [stage.elements * workload.gradient_bytes for stage in stages]
-    ready = ends_s if workload.overlap else [ends] * len(stages)
+    sizes = [each * workload.gradient_bytes for each in elements]
+    ready = ends_s if workload.overlap else [ends] * stages
     averages = wires.averages_s(sizes, ready)
     averaged = max(averages)
-    if pipeline.tied and len(stages) > 1:
+    if pipeline.tied and stages > 1:
         shared = word_embedding(workload.parts) * workload.gradient_bytes
-        both = wires.transfer_s(0, len(stages) - 1, shared)  # as much both ways
+        both = wires.transfer_s(0, stages - 1, shared)  # as much both ways
         averaged = max(averaged, max(averages[0], averages[-1]) + both)
     per_element = workload.optimizer_s / workload.elements * pipeline.update_accesses / UPDATE_ACCESSES
-    update = per_element * max(stage.elements for stage in stages)
+    update = per_element * max(elements)
     gradients = max(0.0, averaged - ends)
     step = ends + gradients + update
-    replicas = gpus // len(stages)
-    sequences = replicas * workload.sequences * workload.accumulate / step
+    sequences = gpus // stages * workload.sequences * workload.accumulate / step
     alone = workload.accumulate * workload.compute_s + per_element * workload.elements
     single = workload.sequences * workload.accumulate / alone
     return PipelineProjection(
         placement=pipeline.placement,
         schedule=pipeline.schedule,
-        stages=len(stages),
+        stages=stages,
         gpus=gpus,
-        hosts=len(slots),
+        hosts=hosts,
         step_s=step,
         compute_s=busy_s[last],
         waiting_s=ends - busy_s[last],
@@ -209,20 +190,19 @@ class _Wires:
 
     def __init__(self, cluster: Cluster, slots: Sequence[int], pipeline: Pipeline) -> None:
         self._cluster = cluster
-        self._node_of = [node for node, count in enumerate(slots) for _ in range(count)]
-        self._replicas = replica_groups(slots, pipeline.stages, pipeline.placement)
-        self._groups = stage_groups(slots, pipeline.stages, pipeline.placement)
+        host_of = [host for host, count in enumerate(slots) for _ in range(count)]
+        groups = replica_groups(slots, pipeline.stages, pipeline.placement)
+        self._replicas = [[host_of[rank] for rank in ranks] for ranks in groups]  # hosts of the stages
 
     def transfer_s(self, one: int, other: int, nbytes: float) -> float:
         """So many bytes between two stages, in the slowest replica."""
-        pairs = [(ranks[one], ranks[other]) for ranks in self._replicas]
-        leaving = [self._node_of[a] for a, b in pairs if self._node_of[a] != self._node_of[b]]
-        crowd = max((leaving.count(node) for node in set(leaving)), default=0)
+        leaving = [hosts[one] for hosts in self._replicas if hosts[one] != hosts[other]]
+        crowd = max((leaving.count(host) for host in set(leaving)), default=0)
         inside = self._cluster.intra_latency_us * 1e-6 + nbytes / self._cluster.intra_bytes_s(2)
         if not crowd:
             return inside
         between = self._cluster.inter_latency_us * 1e-6 + crowd * nbytes / self._cluster.inter_bytes_s
-        return between if len(leaving) == len(pairs) else max(between, inside)
+        return between if len(leaving) == len(self._replicas) else max(between, inside)
 
     def averages_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> list[float]:
         """Seconds until the gradients of each stage have been averaged over the ranks that hold it."""
@@ -230,28 +210,28 @@ class _Wires:
             return list(ready_s)
         free: dict[int, float] = {}
         ends = [0.0] * len(sizes)
-        for stage in sorted(range(len(sizes)), key=lambda each: ready_s[each]):
-            nodes = {self._node_of[rank] for rank in self._groups[stage]}
-            ranks, hosts = len(self._replicas), len(nodes)
-            seconds = FlatRing.seconds(sizes[stage], Shape(ranks, hosts, -(-ranks // hosts)), self._cluster)
+        for stage in sorted(range(len(sizes)), key=ready_s.__getitem__):
+            hosts = {replica[stage] for replica in self._replicas}
+            ranks, count = len(self._replicas), len(hosts)
+            seconds = FlatRing.seconds(sizes[stage], Shape(ranks, count, -(-ranks // count)), self._cluster)
             begin = ready_s[stage]
-            if hosts > 1:
-                begin = max([begin, *(free.get(node, 0.0) for node in nodes)])
-                free.update((node, begin + seconds) for node in nodes)
+            if count > 1:
+                begin = max([begin, *(free.get(host, 0.0) for host in hosts)])
+                free.update((host, begin + seconds) for host in hosts)
             ends[stage] = begin + seconds
         return ends
 
     def sent_bytes(self, sizes: Sequence[float], activations: float) -> float:
         """By the busiest host into the network in a step: its rings, activations and their gradients."""
-        sent = dict.fromkeys(self._node_of, 0.0)
+        sent: dict[int, float] = defaultdict(float)
         ranks = len(self._replicas)
-        for size, group in zip(sizes, self._groups):
-            nodes = {self._node_of[rank] for rank in group}
-            for node in nodes if len(nodes) > 1 else ():
-                sent[node] += 2 * (ranks - 1) / ranks * size
+        for nbytes, holders in zip(sizes, zip(*self._replicas)):
+            hosts = set(holders)
+            for host in hosts if len(hosts) > 1 else ():
+                sent[host] += 2 * (ranks - 1) / ranks * nbytes
         for replica in self._replicas:
             for one, other in zip(replica, replica[1:]):
-                if self._node_of[one] != self._node_of[other]:
-                    sent[self._node_of[one]] += activations
-                    sent[self._node_of[other]] += activations
-        return max(sent.values())
+                if one != other:
+                    sent[one] += activations
+                    sent[other] += activations
+        return max(sent.values(), default=0.0)

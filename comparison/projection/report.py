@@ -19,10 +19,10 @@ from comparison.projection.validation import (
     DAYS,
     EFFICIENCY,
     FURTHER,
+    MAIN,
     MINUTES,
     STEP,
     THROUGHPUT,
-    Case,
     Point,
     error_range,
     is_held_out,
@@ -73,7 +73,7 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
         f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
         f"A pass takes {digits(work.compute_s)} s, the update {milliseconds(work.optimizer_s)} ms. "
-        f"Compute time from: {plan.compute_source}.\n"
+        f"Compute time from: {work.source}.\n"
         f"Cluster: {plan.cluster.title}."
     )
     # Of the largest number of GPUs.
@@ -143,13 +143,13 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
             "parameters": work.elements,
             "gradient_bytes": work.total_bytes,
             "gradient_dtype": plan.gradient_dtype,
-            "compute_dtype": plan.compute_dtype,
+            "compute_dtype": work.dtype,
             "parts": [
                 {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
                 for part in work.parts
             ],
             "compute_s": work.compute_s,
-            "compute_source": plan.compute_source,
+            "compute_source": work.source,
             "optimizer_s": work.optimizer_s,
             "sequences": work.sequences,
             "length": work.length,
@@ -190,7 +190,7 @@ def off(deviation: float) -> str:
     return f"{round(100 * deviation, 1) + 0.0:+.1f}%"  # the sum makes +0.0 of -0.0
 
 
-def validation_tables(points: Sequence[Point[Case]], more: Sequence[Point[Case]]) -> list[Table]:
+def validation_tables(points: Sequence[Point], more: Sequence[Point]) -> list[Table]:
     """The validation, the same in projection.md and in docs/projection.md.
 
     After the points all of DLPerf's, with overlap and without, the deviation by case, to show which of the
@@ -233,7 +233,7 @@ def validation_tables(points: Sequence[Point[Case]], more: Sequence[Point[Case]]
             near = sum(abs(point.deviation(overlapping)) <= NEAR for point in own)
             cells += [f"{100 * mean_deviation(own, overlapping):.1f}%", str(near)]
         errors.append(Row(cells))
-    judged, within = [point for point in points if point.case.main], f"within {NEAR:.0%}"
+    judged, within = [point for point in points if point.case in MAIN], f"within {NEAR:.0%}"
     dlperf = [f"{gpus} GPUs" for gpus in (2, 4, 8, 16, 32)]
     return [
         _points_table("the measurements the model is judged by", judged),
@@ -257,7 +257,7 @@ def validation_tables(points: Sequence[Point[Case]], more: Sequence[Point[Case]]
     ]
 
 
-def _points_table(title: str, points: Sequence[Point[Case]], halves: Sequence[str] = ()) -> Table:
+def _points_table(title: str, points: Sequence[Point], halves: Sequence[str] = ()) -> Table:
     """Points with their predictions. `halves`: a last column."""
     rows = []
     for place, point in enumerate(points):
@@ -282,7 +282,7 @@ def _shown(unit: str, value: float) -> str:
     return f"{value:.1f} min" if unit == MINUTES else f"{value:.2f} {'s' if unit == STEP else 'days'}"
 
 
-def _as_object(point: Point[Case]) -> dict[str, Any]:
+def _as_object(point: Point) -> dict[str, Any]:
     return {
         "case": point.case.key,
         "title": point.case.title,
@@ -298,7 +298,7 @@ BAND = "where measurements would lie, off as in the validation"
 _MARKERS = "osD"
 
 
-def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> Figure:
+def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> Figure:
     """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line. A line for
     each, and a band around all where published measurements of such predictions lay."""
     figure = new_figure((11, 5.4))
@@ -319,8 +319,8 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
             style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
             axes.plot(list(own), list(own.values()), color=COLOURS[index], label=name, **style)
         errors = error_range(points, overlap)
-        lowest = [errors.published(min(own[gpus] for own in shares.values()))[0] for gpus in several]
-        highest = [errors.published(max(own[gpus] for own in shares.values()))[1] for gpus in several]
+        lowest = [min(own[gpus] for own in shares.values()) / (1 + errors.most) for gpus in several]
+        highest = [max(own[gpus] for own in shares.values()) / (1 + errors.least) for gpus in several]
         axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
         axes.set(title=title, xlabel="GPUs", xscale="log")
         _count_axis(axes, counts)
@@ -337,10 +337,10 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
     return figure
 
 
-def _validation(points: Sequence[Point[Case]]) -> Figure:
+def _validation(points: Sequence[Point]) -> Figure:
     figure = new_figure((11.5, 8.2))
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.0, 0.95))
-    main = [point for point in points if point.case.main]
+    main = [point for point in points if point.case in MAIN]
     speeds = [point for point in points if point.case.unit == THROUGHPUT]
     singles = {point.case.key: point.published for point in speeds if point.at == 1}
     lowest = min(100 * point.published / point.at / singles[point.case.key] for point in speeds)
@@ -356,7 +356,7 @@ def _validation(points: Sequence[Point[Case]]) -> Figure:
     return figure
 
 
-def _draw_efficiency(axes: Axes, points: Sequence[Point[Case]], dtype: str) -> None:
+def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
     """Efficiency by throughput: a plot of throughputs would need a logarithm, which hides 20%. A colour for
     each batch."""
     for index, key in enumerate(dict.fromkeys(point.case.key for point in points)):
@@ -379,7 +379,7 @@ def _draw_efficiency(axes: Axes, points: Sequence[Point[Case]], dtype: str) -> N
     plain(axes, "both")
 
 
-def _draw_claims(axes: Axes, points: Sequence[Point[Case]]) -> None:
+def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:
     for place, point in enumerate(points):
         low, high = sorted((point.predicted, point.without_overlap))
         axes.bar(place, 100 * (high - low), 0.5, 100 * low, color="#CCCCCC")
@@ -395,7 +395,7 @@ def _draw_claims(axes: Axes, points: Sequence[Point[Case]]) -> None:
     plain(axes)
 
 
-def _draw_series(axes: Axes, points: Sequence[Point[Case]], name: str) -> None:
+def _draw_series(axes: Axes, points: Sequence[Point], name: str) -> None:
     counts = [point.at for point in points]
     for field, mark, label in (
         ("published", "o", "published"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Mapping, NamedTuple, Sequence, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from bert.configuration import named_config
 from comparison.projection.clusters import (
@@ -44,7 +44,6 @@ NVIDIA_BERT = (
 BYTEPS_SCRIPTS = "https://github.com/ymjiang/gluon-nlp/blob/bert-byteps/scripts/bert/hvd.sh"
 
 THROUGHPUT, STEP, DAYS, EFFICIENCY, MINUTES = "sequences/s", "s/step", "days", "efficiency", "minutes"
-C = TypeVar("C")  # a case
 BASE, LARGE = "bert_12_768_12", "bert_24_1024_16"
 
 
@@ -56,14 +55,6 @@ class SingleGpu(NamedTuple):
     sequences: int
     sequences_per_s: float
     source: str
-
-
-class Phase(NamedTuple):
-    """A part of a training: its steps, the sequences of one on all GPUs together, and their tokens."""
-
-    steps: int
-    sequences: int
-    length: int
 
 
 @dataclass(frozen=True)
@@ -78,8 +69,6 @@ class Case:
         network: the parts of one that is no BERT, in place of `model`.
         single: where the compute time of a pass comes from, if from another source.
         calibrated_on: the number of GPUs whose point gives it; 0 if `single` does.
-        steps: GPUs -> steps of the whole training, for DAYS. phases: the whole training, for MINUTES.
-        main: whether it is one of the measurements that the model is judged by, or one beside them.
     """
 
     key: str
@@ -97,9 +86,6 @@ class Case:
     network: tuple[Part, ...] = ()
     single: SingleGpu | None = None
     calibrated_on: int = 0
-    steps: Mapping[int, int] = field(default_factory=dict)
-    phases: Sequence[Phase] = ()
-    main: bool = True
     assumed: str = ""
 
     @property
@@ -122,7 +108,6 @@ def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
         unit=THROUGHPUT,
         points=dict(zip((1, 2, 4, 8, 16, 32), speeds)),
         calibrated_on=1,
-        main=(dtype, sequences) == ("float16", 128),
         assumed="gradients travel in the dtype of the model (GluonNLP casts it to float16)",
     )
 
@@ -163,8 +148,11 @@ def _claim(name: str, strategy: Strategy, efficiency: float, assumed: str) -> Ca
     )
 
 
+# Steps of five epochs. Its steps and days are of the same four runs.
+UNIVERSITY_RUNS = {4: 267_139, 8: 133_570, 16: 66_785, 32: 33_393}
+
+
 def _university(unit: str, *values: float) -> Case:
-    """Steps and days are of the same four runs of five epochs, so both have the same numbers of steps."""
     return Case(
         key=f"university {unit}",
         title=f"BERT-base, PyTorch, by its {'days' if unit == DAYS else 'step times'}",
@@ -175,9 +163,8 @@ def _university(unit: str, *values: float) -> Case:
         sequences=32,
         accumulate=4,
         unit=unit,
-        points=dict(zip((4, 8, 16, 32), values)),
+        points=dict(zip(UNIVERSITY_RUNS, values)),
         calibrated_on=4,
-        steps=dict(zip((4, 8, 16, 32), (267_139, 133_570, 66_785, 33_393))),
         assumed="10 Gbit/s; length 128; the 4 passes a step of the commands in its README",
     )
 
@@ -185,7 +172,7 @@ def _university(unit: str, *values: float) -> Case:
 UNIVERSITY_STEPS = _university(STEP, 2.60, 2.69, 2.794, 3.126)
 UNIVERSITY_DAYS = _university(DAYS, 7.19, 4.19, 2.23, 1.21)
 
-CASES = (
+MAIN = (  # what the model is judged by
     _dlperf("float16", 128, 544.31, 1000.15, 1970.59, 3825.21, 7327.5, 14822.31),
     _claim("BytePS", BytePS(None, SEPARATE, even=False), 0.90, _CLAIM),
     _claim(
@@ -193,6 +180,9 @@ CASES = (
     ),
     UNIVERSITY_STEPS,
     UNIVERSITY_DAYS,
+)
+CASES = (
+    *MAIN,
     _dlperf("float16", 96, 516.54, 925.52, 1837.08, 3579.0, 6684.57, 13376.76),
     _dlperf("float16", 64, 473.76, 811.6, 1623.56, 3107.1, 5723.26, 11269.14),
     _dlperf("float32", 64, 156.76, 295.42, 587.71, 1153.08, 2172.62, 4340.89),
@@ -209,8 +199,9 @@ AWS_62 = (
     "https://aws.amazon.com/blogs/machine-learning/"
     "amazon-web-services-achieves-fastest-training-times-for-bert-and-mask-r-cnn/"
 )
-# The LAMB paper's largest batches, in the form in which NVIDIA's code has them.
-PAPER = (Phase(7038, 65536, 128), Phase(1563, 32768, 512))
+# Steps, sequences of one on all GPUs together, and their tokens: the LAMB paper's largest batches, in the
+# form in which NVIDIA's code has them.
+PAPER = ((7038, 65536, 128), (1563, 32768, 512))
 _OLD = replace(P3DN, fusion_mb=64.0, cycle_ms=5.0)  # Horovod before 0.21
 _P3 = replace(
     _OLD,
@@ -262,7 +253,6 @@ def _resnet(name: str, strategy: Strategy, *speeds: float) -> Case:
         unit=THROUGHPUT,
         points=dict(zip((8, 16, 32, 64, 128, 256), speeds)),
         calibrated_on=8,
-        main=False,
         assumed="GPU, hosts, network and batch: p3.16xlarge over TCP, 128 images a GPU",
     )
 
@@ -277,12 +267,10 @@ def _training(key: str, title: str, source: str, gpus: int, minutes: float, assu
         strategy=HierarchicalRing(),
         model=LARGE,
         dtype="float16",
-        sequences=PAPER[0].sequences / gpus,
+        sequences=PAPER[0][1] / gpus,
         unit=MINUTES,
         points={gpus: minutes},
-        phases=PAPER,
         single=LARGE_FLOAT16,
-        main=False,
         assumed=f"{assumed}; 7038 steps of 65536 x 128 and 1563 of 32768 x 512 tokens, no accumulation",
     )
 
@@ -301,7 +289,6 @@ FURTHER = (
         points={256: 5300e3 / 128},
         accumulate=2,
         single=LARGE_FLOAT16,
-        main=False,
         assumed="5300 are thousands of tokens a second; float16; 64 sequences of 128 tokens; of two rows of"
         " stage 1 the one with two passes",
     ),
@@ -317,7 +304,6 @@ FURTHER = (
         points={64: 58 / 64},
         length=512,
         single=BASE_FLOAT16,
-        main=False,
         assumed="the script's model, BERT-base; float16; its batch of 24 is a GPU's; a flat ring",
     ),
     _resnet("flat", FlatRing(), 3072, 6027, 12030, 22346, 40938, 64998),
@@ -334,14 +320,15 @@ DAY = 86400.0
 
 
 @dataclass(frozen=True)
-class Point(Generic[C]):
+class Point:
     """One published number and its prediction, in the case's unit.
 
-    `at`: the number of GPUs, or the placement of a pipeline. `calibrated`: a parameter was taken from this
-    very number. `without_overlap`: the prediction with all gradients after the backward pass.
+    `case`: a Case, or one of comparison.projection.pipeline_report. `at`: the number of GPUs, or the
+    placement of a pipeline. `calibrated`: a parameter was taken from this very number. `without_overlap`: the
+    prediction with all gradients after the backward pass.
     """
 
-    case: C
+    case: Any
     at: Any
     published: float
     predicted: float
@@ -353,15 +340,15 @@ class Point(Generic[C]):
         return (self.predicted if overlap else self.without_overlap) / self.published - 1
 
 
-def validate(cases: Sequence[Case] = CASES) -> list[Point[Case]]:
+def validate(cases: Sequence[Case] = CASES) -> list[Point]:
     return [point for case in cases for point in points_of(case)]
 
 
-def name_of(point: Point[Case]) -> str:
+def name_of(point: Point) -> str:
     return f"{point.case.key} {point.at}"
 
 
-def is_held_out(points: Sequence[Point[Case]]) -> dict[str, bool]:
+def is_held_out(points: Sequence[Point]) -> dict[str, bool]:
     """Of the further predictions by name, by a rule that was written down before any error was known: in the
     order of the SHA-256 of the names the second half. Whoever mends the model looks at the others alone."""
     names = [name_of(point) for point in points if not point.calibrated]
@@ -369,7 +356,7 @@ def is_held_out(points: Sequence[Point[Case]]) -> dict[str, bool]:
     return {name: place >= len(names) / 2 for place, name in enumerate(names)}
 
 
-def points_of(case: Case) -> list[Point[Case]]:
+def points_of(case: Case) -> list[Point]:
     work = workload_of(case)
     return [
         Point(
@@ -380,7 +367,7 @@ def points_of(case: Case) -> list[Point[Case]]:
     ]  # fmt: skip
 
 
-def mean_deviation(points: Sequence[Point[Any]], overlap: bool = True) -> float:
+def mean_deviation(points: Sequence[Point], overlap: bool = True) -> float:
     """Mean of the absolute deviations, of the points that are predictions."""
     deviations = [abs(point.deviation(overlap)) for point in points if not point.calibrated]
     return sum(deviations) / len(deviations)
@@ -393,12 +380,8 @@ class ErrorRange(NamedTuple):
     least: float
     most: float
 
-    def published(self, predicted: float) -> tuple[float, float]:
-        """The published values of such a prediction: lowest and highest."""
-        return predicted / (1 + self.most), predicted / (1 + self.least)
 
-
-def error_range(points: Sequence[Point[Case]], overlap: bool = True) -> ErrorRange:
+def error_range(points: Sequence[Point], overlap: bool = True) -> ErrorRange:
     """Times and days are left out: they are of a network whose speed is assumed."""
     speeds = [each for each in points if not each.calibrated and each.case.unit in (THROUGHPUT, EFFICIENCY)]
     deviations = [each.deviation(overlap) for each in speeds]
@@ -418,7 +401,7 @@ def workload_of(case: Case) -> Workload:
     gpus, value = case.calibrated_on, case.points[case.calibrated_on]
     wanted = {
         STEP: value,
-        DAYS: value * DAY / case.steps.get(gpus, 1),
+        DAYS: value * DAY / UNIVERSITY_RUNS.get(gpus, 1),
         THROUGHPUT: gpus * case.sequences * case.accumulate / value,
     }[case.unit]
     low, high = 0.0, wanted
@@ -446,7 +429,7 @@ def single_compute_seconds(
 def _in_unit(case: Case, gpus: int, work: Workload) -> float:
     if case.unit == MINUTES:
         seconds = 0.0
-        for steps, sequences, length in case.phases:
+        for steps, sequences, length in PAPER:
             own = workload_of(replace(case, sequences=sequences / gpus, length=length))
             found = project(replace(own, overlap=work.overlap), case.strategy, case.cluster, gpus)
             seconds += steps * found.step_s
@@ -456,5 +439,5 @@ def _in_unit(case: Case, gpus: int, work: Workload) -> float:
         THROUGHPUT: found.sequences_per_s,
         EFFICIENCY: found.efficiency,
         STEP: found.step_s,
-        DAYS: found.step_s * case.steps.get(gpus, 0) / DAY,
+        DAYS: found.step_s * UNIVERSITY_RUNS.get(gpus, 0) / DAY,
     }[case.unit]

@@ -27,6 +27,7 @@ ELEMENT_BYTES = {"float32": 4, "float16": 2}
 # first reads gradient, weight and both moments and writes the moments and the update, and the second reads
 # weight and update and writes the weight. Adam needs fewer.
 UPDATE_ACCESSES = 10
+MOST_BYTES = 1 << 30  # of a report.json that is read
 
 
 class Part(NamedTuple):
@@ -94,6 +95,8 @@ class Workload:
         overlap: whether gradients travel during the backward pass, or only after it.
         ready_s: measured times, in seconds from the start of the step, at which the arrays become ready, from
             the last part's to the first's; None: they follow from the operations.
+        dtype: of computing; None where it is not known.
+        source: of the times, for people.
     """
 
     parts: tuple[Part, ...]
@@ -105,6 +108,8 @@ class Workload:
     accumulate: int = 1
     overlap: bool = True
     ready_s: tuple[float, ...] | None = None
+    dtype: str | None = None
+    source: str = ""
 
     @property
     def elements(self) -> int:
@@ -146,25 +151,9 @@ def update_seconds(elements: int, memory_gbytes_s: float) -> float:
     return elements * UPDATE_ACCESSES * 4 / (memory_gbytes_s * 1e9)
 
 
-MOST_BYTES = 1 << 30  # of a report.json that is read
-
-
-class Step(NamedTuple):
-    """Step of one worker. `compute_s`: of a pass, without the update; `sequences` and `length`: of a pass,
-    means. `dtype`: of computing, None where it is not known. `what`: the source of the times, for people."""
-
-    compute_s: float
-    optimizer_s: float
-    sequences: float
-    length: float
-    accumulate: int
-    dtype: str | None
-    what: str
-
-
-def read_measured(path: str) -> tuple[BertConfig, int, Step]:
-    """Model, its vocabulary and step of a report: the largest batch that one worker ran in float32, or else
-    in the first dtype there is.
+def read_measured(path: str) -> tuple[BertConfig, Workload]:
+    """Model and step of a report: the largest batch that one worker ran in float32, or else in the first
+    dtype there is. Gradients are in float32.
 
     With one worker nothing is exchanged, so all backends count alike: the median over their launches.
 
@@ -204,16 +193,17 @@ def read_measured(path: str) -> tuple[BertConfig, int, Step]:
             if isinstance(share, (int, float)) and 0 <= share < 1:
                 optimizer_s = step_s * share
                 break
-    step = Step(
+    return bert, Workload(
+        parts=bert_parts(bert, vocab_size),
         compute_s=(step_s - optimizer_s) / accumulate,
         optimizer_s=optimizer_s,
+        gradient_bytes=ELEMENT_BYTES["float32"],
         sequences=sequences / accumulate,
         length=tokens / sequences,
         accumulate=accumulate,
         dtype=dtype,
-        what=f"{path}: {bert.description}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
+        source=f"{path}: {bert.description}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
     )
-    return bert, vocab_size, step
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:

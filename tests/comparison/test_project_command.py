@@ -22,7 +22,7 @@ from comparison.projection.command import plan_of
 from comparison.projection.model import project
 from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
-from comparison.projection.workload import read_measured
+from comparison.projection.workload import bert_parts, read_measured
 from comparison.report import Report, plain
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
@@ -150,7 +150,7 @@ def test_the_band_in_the_picture_is_the_error_of_the_validation():
 def test_batch_and_precision_are_stated(words, batch, precision):
     made = plan(*words)
     assert (made.batch, made.precision) == (batch, precision)
-    assert made.compute_dtype == (None if "--compute_s" in words else "float16")
+    assert made.workload.dtype == (None if "--compute_s" in words else "float16")
     figure, _ = figure_of(*words, "--gpus", "1", "8")
     assert any(f"{batch}; {precision}" in text.get_text() for text in figure.texts)
     panels = ["gradients travel during the backward pass", "gradients travel after the backward pass"]
@@ -274,8 +274,9 @@ def test_a_measured_step(tmp_path):
             record(PROFILED, 0, 0.2, breakdown=breakdown),
         ],
     )
-    bert, vocab_size, step = read_measured(path)
-    assert (bert.name, vocab_size, step.accumulate) == ("bert_2_128_2", 4096, 2)
+    bert, step = read_measured(path)
+    assert (bert.name, step.accumulate) == ("bert_2_128_2", 2)
+    assert step.parts == bert_parts(bert, vocab_size=4096)
     assert step.optimizer_s == pytest.approx(0.02)
     assert step.compute_s == pytest.approx(0.03)  # (0.08 - 0.02) / 2 passes
     assert step.sequences == pytest.approx(10)  # 20 a step in 2 passes
@@ -292,7 +293,7 @@ def test_a_measured_step(tmp_path):
 
 
 def test_a_measured_step_without_a_profile_is_all_compute(tmp_path):
-    *_, found = read_measured(report(tmp_path, [record(TIMED, 0, 0.08)], accumulate=None))
+    _, found = read_measured(report(tmp_path, [record(TIMED, 0, 0.08)], accumulate=None))
     assert (found.optimizer_s, found.accumulate) == (0.0, 1)
     assert found.compute_s == pytest.approx(0.08)
 
