@@ -7,7 +7,7 @@ measurements of comparison.projection.validation; what no source states is marke
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Mapping
+from typing import Any, Mapping
 
 from comm.numbering import partition_bytes_of
 
@@ -88,103 +88,87 @@ class Cluster:
         return self.inter_gbps * self.network_efficiency * 1e9 / 8
 
 
-_SOFTWARE = {
-    "fusion_mb": f"Horovod's default ({HOROVOD_0_21})",
-    "cycle_ms": f"Horovod's default ({HOROVOD_0_21})",
-    "partition_bytes": "by the number of servers (comm/numbering.py)",
-    "intra_latency_us": _LATENCY_SOURCE,
-    "inter_latency_us": _LATENCY_SOURCE,
-    "call_latency_us": f"NCCL's own estimate ({NCCL_TUNING}: baseLat)",
-    "memory_gbytes_s": f"900 GB/s ({V100})",
-}
+def _cluster(name: str, title: str, base: Cluster | None = None, **given: tuple[Any, str]) -> Cluster:
+    """`given`: parameters, each with its source. The others are those of `base`."""
+    changes = {
+        **{field: value for field, (value, _) in given.items()},
+        "name": name,
+        "title": title,
+        "sources": {
+            **(base.sources if base else {}),
+            **{field: source for field, (_, source) in given.items()},
+        },
+    }
+    return replace(base, **changes) if base else Cluster(**changes)
 
-P3DN = Cluster(
-    name="p3dn",
-    title="p3dn.24xlarge: 8 V100 32 GB, NVLink, 100 Gbit/s EFA",
-    gpus_per_host=8,
-    intra_gbps=CUBE_MESH,
-    inter_gbps=100.0,
-    network_efficiency=0.56,
-    intra_latency_us=3.4,
-    inter_latency_us=9.6,
-    call_latency_us=8.4,
-    memory_gbytes_s=900.0,
-    fusion_mb=128.0,
-    cycle_ms=1.0,
-    partition_bytes=None,
-    sources={
-        **_SOFTWARE,
-        "gpus_per_host": P3DN_EFA,
-        "intra_gbps": _MESH_SOURCE,
-        "inter_gbps": P3DN_EFA,
-        "network_efficiency": f"6 to 8 GB/s measured with NCCL on 8 to 32 p3dn hosts, the middle "
-        f"({P3DN_NCCL}); assumed to hold for BytePS as well",
-    },
+
+P3DN = _cluster(
+    "p3dn",
+    "p3dn.24xlarge: 8 V100 32 GB, NVLink, 100 Gbit/s EFA",
+    gpus_per_host=(8, P3DN_EFA),
+    intra_gbps=(CUBE_MESH, _MESH_SOURCE),
+    inter_gbps=(100.0, P3DN_EFA),
+    network_efficiency=(
+        0.56,
+        f"6 to 8 GB/s measured with NCCL on 8 to 32 p3dn hosts, the middle ({P3DN_NCCL}); assumed to hold for"
+        " BytePS as well",
+    ),
+    intra_latency_us=(3.4, _LATENCY_SOURCE),
+    inter_latency_us=(9.6, _LATENCY_SOURCE),
+    call_latency_us=(8.4, f"NCCL's own estimate ({NCCL_TUNING}: baseLat)"),
+    memory_gbytes_s=(900.0, f"900 GB/s ({V100})"),
+    fusion_mb=(128.0, f"Horovod's default ({HOROVOD_0_21})"),
+    cycle_ms=(1.0, f"Horovod's default ({HOROVOD_0_21})"),
+    partition_bytes=(None, "by the number of servers (comm/numbering.py)"),
 )
 
-DLPERF = replace(
+_NCCL_EFFICIENCY = 0.96, f"12 GB/s of 100 Gbit/s, what NCCL reckons with ({NCCL_TOPOLOGY}: NET_BW)"
+_OLD_HOROVOD = f"the default before Horovod 0.21, they had 0.19.5 ({HOROVOD_0_21})"
+
+DLPERF = _cluster(
+    "dlperf",
+    "DLPerf: 8 V100 16 GB, NVLink, 100 Gbit/s InfiniBand",
     P3DN,
-    name="dlperf",
-    title="DLPerf: 8 V100 16 GB, NVLink, 100 Gbit/s InfiniBand",
-    network_efficiency=0.96,
-    fusion_mb=64.0,
-    cycle_ms=5.0,
-    sources={
-        **_SOFTWARE,
-        "gpus_per_host": DLPERF_HOSTS,
-        "intra_gbps": _MESH_SOURCE,
-        "inter_gbps": f"one InfiniBand EDR adapter a host ({DLPERF_HOSTS})",
-        "network_efficiency": f"12 GB/s of 100 Gbit/s, what NCCL reckons with ({NCCL_TOPOLOGY}: NET_BW)",
-        "fusion_mb": f"the default before Horovod 0.21, they had 0.19.5 ({HOROVOD_0_21})",
-        "cycle_ms": f"the default before Horovod 0.21, they had 0.19.5 ({HOROVOD_0_21})",
-    },
+    gpus_per_host=(8, DLPERF_HOSTS),
+    inter_gbps=(100.0, f"one InfiniBand EDR adapter a host ({DLPERF_HOSTS})"),
+    network_efficiency=_NCCL_EFFICIENCY,
+    fusion_mb=(64.0, _OLD_HOROVOD),
+    cycle_ms=(5.0, _OLD_HOROVOD),
 )
 
-BYTEPS = replace(
+BYTEPS = _cluster(
+    "byteps",
+    "BytePS's authors: 8 V100 32 GB, NVLink, 100 Gbit/s RDMA",
     P3DN,
-    name="byteps",
-    title="BytePS's authors: 8 V100 32 GB, NVLink, 100 Gbit/s RDMA",
-    network_efficiency=0.96,
-    fusion_mb=64.0,
-    partition_bytes=4_096_000,
-    sources={
-        **_SOFTWARE,
-        "partition_bytes": f"BytePS's default ({BYTEPS_ENVIRONMENT})",
-        "gpus_per_host": BYTEPS_README,
-        "intra_gbps": _MESH_SOURCE + "; assumed for these hosts",
-        "inter_gbps": BYTEPS_README,
-        "network_efficiency": f"12 GB/s of 100 Gbit/s, what NCCL reckons with ({NCCL_TOPOLOGY}: NET_BW)",
-        "fusion_mb": f"the default before Horovod 0.21 ({HOROVOD_0_21})",
-        "cycle_ms": "https://github.com/ymjiang/gluon-nlp/blob/bert-byteps/scripts/bert/hvd.sh",
-    },
+    gpus_per_host=(8, BYTEPS_README),
+    intra_gbps=(CUBE_MESH, _MESH_SOURCE + "; assumed for these hosts"),
+    inter_gbps=(100.0, BYTEPS_README),
+    network_efficiency=_NCCL_EFFICIENCY,
+    fusion_mb=(64.0, f"the default before Horovod 0.21 ({HOROVOD_0_21})"),
+    cycle_ms=(1.0, "https://github.com/ymjiang/gluon-nlp/blob/bert-byteps/scripts/bert/hvd.sh"),
+    partition_bytes=(4_096_000, f"BytePS's default ({BYTEPS_ENVIRONMENT})"),
 )
 
-UNIVERSITY = Cluster(
-    name="university",
-    title="a university's: 4 GPUs on PCIe, 10 Gbit/s Ethernet",
-    gpus_per_host=4,
-    intra_gbps={4: 8 * 12.0},
-    inter_gbps=10.0,
-    network_efficiency=0.9,
-    intra_latency_us=5.7,
-    inter_latency_us=50.0,
-    call_latency_us=8.4,
-    memory_gbytes_s=480.0,
-    fusion_mb=25.0,
-    cycle_ms=0.0,
-    partition_bytes=None,
-    sources={
-        **_SOFTWARE,
-        "gpus_per_host": HETSEQ,
-        "intra_gbps": f"PCIe 3.0 x16 as NCCL reckons with it ({NCCL_TOPOLOGY}: PCI_BW); assumed to be PCIe",
-        "inter_gbps": "assumed: the source names no speed",
-        "network_efficiency": "assumed: TCP with large messages",
-        "inter_latency_us": "assumed: TCP through the kernel",
-        "memory_gbytes_s": "assumed: a GPU of 2017 with GDDR5X",
-        "fusion_mb": "PyTorch's default bucket (https://pytorch.org/docs/stable/generated/"
+UNIVERSITY = _cluster(
+    "university",
+    "a university's: 4 GPUs on PCIe, 10 Gbit/s Ethernet",
+    P3DN,
+    gpus_per_host=(4, HETSEQ),
+    intra_gbps=(
+        {4: 8 * 12.0},
+        f"PCIe 3.0 x16 as NCCL reckons with it ({NCCL_TOPOLOGY}: PCI_BW); assumed to be PCIe",
+    ),
+    inter_gbps=(10.0, "assumed: the source names no speed"),
+    network_efficiency=(0.9, "assumed: TCP with large messages"),
+    intra_latency_us=(5.7, _LATENCY_SOURCE),
+    inter_latency_us=(50.0, "assumed: TCP through the kernel"),
+    memory_gbytes_s=(480.0, "assumed: a GPU of 2017 with GDDR5X"),
+    fusion_mb=(
+        25.0,
+        "PyTorch's default bucket (https://pytorch.org/docs/stable/generated/"
         "torch.nn.parallel.DistributedDataParallel.html)",
-        "cycle_ms": "PyTorch starts a bucket as soon as it is full",
-    },
+    ),
+    cycle_ms=(0.0, "PyTorch starts a bucket as soon as it is full"),
 )
 
 CLUSTERS = {cluster.name: cluster for cluster in (P3DN, DLPERF, BYTEPS, UNIVERSITY)}
