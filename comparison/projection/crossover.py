@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
 
 from base.drawing import new_figure
 from base.tables import Row, Table
@@ -59,14 +59,17 @@ class Crossing(NamedTuple):
         return [*servers, f"{self.times:.2f}x"]
 
 
-def crossings(plans: Sequence[Plan]) -> list[Crossing]:
-    """Model by model, rate by rate."""
-    return [
-        crossing(plan, hosts, gbps)
+Crossings = Mapping[str, Mapping[float, Sequence[Crossing]]]  # by model and rate
+
+
+def crossings(plans: Sequence[Plan]) -> Crossings:
+    return {
+        plan.model: {
+            gbps: [crossing(plan, hosts, gbps) for hosts in HOSTS]
+            for gbps in sorted({*RATES, *([plan.cluster.inter_gbps] if "inter_gbps" in plan.given else [])})
+        }
         for plan in plans
-        for gbps in sorted({*RATES, *([plan.cluster.inter_gbps] if "inter_gbps" in plan.given else [])})
-        for hosts in HOSTS
-    ]
+    }
 
 
 def crossing(plan: Plan, hosts: int, gbps: float) -> Crossing:
@@ -104,17 +107,17 @@ def _step_s(work: Workload, strategy: Strategy, cluster: Cluster, hosts: int) ->
     return max(work.backward_ends_s, ends_s) + work.optimizer_s
 
 
-def tables(crossings: Sequence[Crossing]) -> list[Table]:
+def tables(crossings: Crossings) -> list[Table]:
     """One of each model."""
     found = []
-    for model, rows in _panels(crossings).items():
+    for model, rows in crossings.items():
         cells = [Row([f"{gbps:g}", *(", ".join(each.words) for each in own)]) for gbps, own in rows.items()]
         head = ("Gbit/s", *(f"{hosts} hosts" for hosts in HOSTS))
         found.append(Table(f"From how many servers on BytePS is faster: {model}", head, cells))
     return found
 
 
-def section(crossings: Sequence[Crossing], plan: Plan) -> list[Part]:
+def section(crossings: Crossings, plan: Plan) -> list[Part]:
     """Of the document; empty without crossings."""
     if not crossings:
         return []
@@ -128,14 +131,13 @@ def section(crossings: Sequence[Crossing], plan: Plan) -> list[Part]:
     ]
 
 
-def draw(crossings: Sequence[Crossing], plan: Plan) -> Figure:
+def draw(crossings: Crossings, plan: Plan) -> Figure:
     """A panel for each model; a cell is the darker the more servers it takes, hatched without any number."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
-    panels = _panels(crossings)
-    figure = new_figure((1.5 + 5.2 * len(panels), 4.4))
-    for axes, (model, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
+    figure = new_figure((1.5 + 5.2 * len(crossings), 4.4))
+    for axes, (model, rows) in zip(figure.subplots(1, len(crossings), squeeze=False)[0], crossings.items()):
         for row, own in enumerate(rows.values()):
             for column, each in enumerate(own):
                 dark = 0.1 + 0.4 * (each.servers or 0) / each.hosts
@@ -164,11 +166,3 @@ def draw(crossings: Sequence[Crossing], plan: Plan) -> Figure:
         fontsize=10,
     )
     return figure
-
-
-def _panels(crossings: Sequence[Crossing]) -> dict[str, dict[float, list[Crossing]]]:
-    """By model and rate."""
-    found: dict[str, dict[float, list[Crossing]]] = {}
-    for each in crossings:
-        found.setdefault(each.model, {}).setdefault(each.gbps, []).append(each)
-    return found

@@ -42,6 +42,7 @@ import numpy as np
 from comm.numbering import Servers, even_numbers, server_of
 from comparison.projection.clusters import Cluster
 from comparison.projection.workload import Message, Workload
+from training.profiling.intervals import Interval, union
 
 SEPARATE, COLOCATED, MIXED = "separate", "colocated", "mixed"
 PLACEMENTS = (COLOCATED, SEPARATE, MIXED)
@@ -73,7 +74,7 @@ class Travel(NamedTuple):
     """
 
     ends_s: float
-    spans: tuple[tuple[float, float], ...]
+    spans: Sequence[Interval]
     sent_bytes: float
     collectives: int
 
@@ -126,7 +127,7 @@ class FlatRing:
                     spans.append((now, now + took))
                     now, calls, fused = now + took, calls + 1, 0
         sent = self.carried(shape) * sum(message.nbytes for message in messages)
-        return Travel(now, _merged(spans), sent, calls)
+        return Travel(now, union(spans), sent, calls)
 
 
 class HierarchicalRing(FlatRing):
@@ -181,16 +182,11 @@ class Exchange:
     @property
     def next_s(self) -> float:
         """Time of the next event; infinity without any."""
-        return self._now + self._step(self._times())
-
-    def _step(self, times: np.ndarray) -> float:
-        coming = self._coming[0][0] - self._now if self._coming else float("inf")
-        return max(0.0, min(coming, float(times.min())))
+        return self._now + self._next()[1]
 
     def advance(self) -> Iterator[tuple[float, int]]:
         """Goes on to the next event. Yields the partitions that have arrived everywhere, and when."""
-        times = self._times()
-        step = self._step(times)
+        times, step = self._next()
         ended = np.isfinite(times) & (times <= step * (1 + 1e-9))
         self._left = np.where(ended, 0.0, self._left - self._rates * step)
         self._left[~np.isfinite(times)] = 0.0
@@ -212,9 +208,12 @@ class Exchange:
                     self._left[direction, server] = queue[0][1]
         self._share()
 
-    def _times(self) -> np.ndarray:
-        """Seconds that the partitions on their way still take; infinity where there is none."""
-        return np.where(self._left > 0, self._left / self._rates, np.inf)
+    def _next(self) -> tuple[np.ndarray, float]:
+        """Seconds that the partitions on their way still take, infinity where there is none; and seconds
+        until the next event."""
+        times = np.where(self._left > 0, self._left / self._rates, np.inf)
+        coming = self._coming[0][0] - self._now if self._coming else math.inf
+        return times, max(0.0, min(coming, float(times.min())))
 
     def _share(self) -> None:
         """Max-min fair rates: all grow alike until a link is full, whose connections keep what they have."""
@@ -278,7 +277,7 @@ class BytePS:
         inside = [(piece.ready_s, 0, number) for number, (piece, _) in enumerate(pieces)]
         heapq.heapify(inside)
         free = ends = 0.0
-        spans: list[tuple[float, float]] = []
+        spans: list[Interval] = []
         begun: dict[int, float] = {}
         while inside or exchange.next_s < math.inf:
             begin = max(inside[0][0], free) if inside else math.inf
@@ -300,7 +299,7 @@ class BytePS:
                 exchange.add(done, number, server, piece.nbytes)
         carried = self.carried(shape.hosts) if shape.hosts > 1 else 0.0
         sent = carried * sum(piece.nbytes for piece, _ in pieces)
-        return Travel(ends, _merged(spans), sent, len(pieces))
+        return Travel(ends, union(spans), sent, len(pieces))
 
     def carried(self, hosts: int) -> float:
         """Bytes through the busiest interface in each direction, for each byte of gradients of a host."""
@@ -343,17 +342,6 @@ def _pieces(messages: Sequence[Message], servers: Servers, even: bool) -> list[t
 
 def _sent_by_ring(members: int) -> float:
     return 2 * (members - 1) / members
-
-
-def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The union of intervals, as intervals with gaps between them."""
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((begin, end))
-    return tuple(found)
 
 
 GPUS = tuple(2**power for power in range(11))  # 1 to 1024
@@ -425,7 +413,7 @@ def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int)
     """Weak scaling: every GPU has the workload, whatever their number. `gpus`: as for `shape_of`."""
     shape = shape_of(gpus, cluster.gpus_per_host)
     compute = workload.backward_ends_s
-    travel = after = Travel(0.0, (), 0.0, 0)
+    travel = after = Travel(0.0, [], 0.0, 0)
     if gpus > 1:
         travel = strategy.travel(workload.messages(), shape, cluster)
         after = travel

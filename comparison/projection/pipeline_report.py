@@ -43,17 +43,9 @@ M40 = replace(
     UNIVERSITY,
     name="m40",
     title="Tesla M40 24 GB on PCIe, a network of unknown speed",
-    intra_gbps={16: 8 * 12.0},
-    inter_gbps=25.0,
-    network_efficiency=1.0,
-    memory_gbytes_s=288.0,
-    fusion_mb=16.0,
-    sources={
-        "gpus_per_host": SOURCE,
-        "intra_gbps": "PCIe 3.0 x16 as NCCL reckons with it; assumed to be shared by no other GPU",
-        "inter_gbps": "calibrated: the source names no speed",
-        "memory_gbytes_s": GPU,
-    },
+    intra_gbps={16: 8 * 12.0},  # PCIe 3.0 x16 as NCCL reckons with it; assumed to be shared by no other GPU
+    network_efficiency=1.0,  # its speed is calibrated: the source names none
+    memory_gbytes_s=288.0,  # see GPU
 )
 
 

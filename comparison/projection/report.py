@@ -59,7 +59,7 @@ LIMITS = """\
 """
 
 
-def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
+def report_of(plan: Plan, crossings: crossover.Crossings) -> Report:
     """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
     work, points, more = plan.workload, validate(), validate(FURTHER)
     own, projections = [], []
@@ -162,7 +162,7 @@ def report_of(plan: Plan, crossings: Sequence[crossover.Crossing]) -> Report:
         "further_validation": [
             {**_as_object(each), "held_out": held_out.get(name_of(each))} for each in more
         ],
-        "crossover": crossings,
+        "crossover": [each for rows in crossings.values() for own in rows.values() for each in own],
     }
     own += crossover.tables(crossings)
     return Report(NAME, document, content, pictures, [facts, *own, summary])
@@ -322,9 +322,8 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
         lowest = [min(own[gpus] for own in shares.values()) / (1 + errors.most) for gpus in several]
         highest = [max(own[gpus] for own in shares.values()) / (1 + errors.least) for gpus in several]
         axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
-        axes.set(title=title, xlabel="GPUs", xscale="log")
+        axes.set_title(title)
         _count_axis(axes, counts)
-        plain(axes, "both")
     drawn[0].set_ylabel("scaling efficiency, %")
     drawn[0].set_ylim(5 * (drawn[0].get_ylim()[0] // 5), 105)
     rate = drawn[-1].secondary_yaxis(
@@ -372,11 +371,9 @@ def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
         ):
             shares = [100 * getattr(point, field) / point.at / one for point in own]
             axes.plot(counts, shares, mark, color=colour, **style)
-    axes.set(xlabel="GPUs", ylabel="efficiency, %", xscale="log")
-    axes.set_title(f"DLPerf: BERT-base, MXNet over Horovod, {dtype}", fontsize=10)
+    axes.set(title=f"DLPerf: BERT-base, MXNet over Horovod, {dtype}", ylabel="efficiency, %")
     _count_axis(axes, sorted({point.at for point in points}))
     axes.legend(fontsize=9, frameon=False, loc="lower left")
-    plain(axes, "both")
 
 
 def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:
@@ -391,7 +388,7 @@ def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xticks(range(len(points)), [names[point.case.strategy.key] for point in points])
     axes.set_xlim(-0.6, len(points) - 0.4)
     axes.set(ylim=(0, 105), ylabel="efficiency, %")
-    axes.set_title("BytePS's claim: BERT-large, 256 GPUs", fontsize=10)
+    axes.set_title("BytePS's claim: BERT-large, 256 GPUs")
     plain(axes)
 
 
@@ -409,14 +406,15 @@ def _draw_series(axes: Axes, points: Sequence[Point], name: str) -> None:
         *zip(*taken), "o", markersize=12, markerfacecolor="none", color="black",
         label="compute time taken from it",
     )  # fmt: skip
-    axes.set(xlabel="GPUs", ylabel=name, xscale="log")
+    axes.set_ylabel(name)
     axes.set_ylim(0, None)
     _count_axis(axes, counts)
-    plain(axes, "both")
 
 
 def _count_axis(axes: Axes, counts: Sequence[int]) -> None:
     """Powers of two as they are, a few at most."""
+    axes.set(xlabel="GPUs", xscale="log")
     shown = counts[:: 1 + len(counts) // 8]
     axes.set_xticks(shown, [str(count) for count in shown])
     axes.minorticks_off()
+    plain(axes, "both")

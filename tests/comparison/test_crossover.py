@@ -84,6 +84,6 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     text = (tmp_path / "projection.md").read_text("utf-8")
     assert "](crossover.png)" in text and (tmp_path / "crossover.png").read_bytes()[:4] == b"\x89PNG"
     assert ", ".join(four.words) in text and ", ".join(four.words) in capsys.readouterr().out
-    figure = draw([four], made)
+    figure = draw({made.model: {5: [four]}}, made)
     (cell,) = [each for each in figure.axes[0].texts if each.get_text() == "\n".join(four.words)]
     assert cell.get_position() == (0, 0)

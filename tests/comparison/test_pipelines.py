@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from dataclasses import replace
 
 import pytest
@@ -146,18 +145,6 @@ def test_the_command(tmp_path, capsys) -> None:
     assert content["micro_batches"] == 16 and len(content["validation"]) == 18
     assert (tmp_path / "pipelines.png").read_bytes()[:4] == b"\x89PNG"
     assert re.search(r"\| 16 \| 2 \| \d", (tmp_path / "pipelines.md").read_text("utf-8"))
-
-
-def test_the_documented_commands() -> None:
-    _, block = re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)
-    commands = [shlex.split(line) for line in block.strip().split("\n")]
-    assert len(commands) == 2
-    for command in commands:
-        options = parse_options(command[2:], BACKENDS)
-        made, (intra, inter) = plan_of(options), pipelines_of(options)
-        assert (intra.placement, inter.placement) == (INTRA_FIRST, INTER_FIRST)
-        for gpus in made.gpus:
-            assert project_pipeline(made.workload, inter, made.cluster, gpus).step_s > 0
 
 
 def test_options_of_the_other_kind_are_rejected() -> None:

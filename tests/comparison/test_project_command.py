@@ -18,8 +18,9 @@ from base.errors import InputError
 from compare import main
 from comparison.backends import BACKENDS
 from comparison.options import parse_options
-from comparison.projection.command import plan_of
+from comparison.projection.command import pipelines_of, plan_of
 from comparison.projection.model import project
+from comparison.projection.pipelines import project_pipeline
 from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
 from comparison.projection.workload import bert_parts, read_measured
@@ -185,19 +186,23 @@ def test_options_change_what_they_name():
 
 
 def test_the_documented_commands(tmp_path):
-    """Those of docs/projection.md are taken as they stand; one names a report, which is made here. Those of
-    pipelines: test_pipelines.py."""
+    """Those of docs/projection.md are taken as they stand; one names a report, which is made here."""
     text = (ROOT / "docs" / "projection.md").read_text("utf-8")
-    block, _ = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    commands = [shlex.split(line) for line in block.strip().split("\n")]
-    assert len(commands) == 4
-    measured = report(tmp_path, [record(TIMED, 0, 0.08)])
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    commands = [shlex.split(line) for block in blocks for line in block.strip().split("\n")]
+    measured, found = report(tmp_path, [record(TIMED, 0, 0.08)]), []
     for command in commands:
         assert command[:3] == [".venv/bin/python", "compare.py", "--project"]
-        words = [measured if word == "runs/comparison/report.json" else word for word in command[3:]]
-        made = plan(*words)
-        assert made.gpus[-1] >= 256
-        assert project(made.workload, made.strategies[-1], made.cluster, made.gpus[-1]).step_s > 0
+        words = [measured if word == "runs/comparison/report.json" else word for word in command[2:]]
+        options = parse_options(words, BACKENDS)
+        made, pipelines = plan_of(options), pipelines_of(options)
+        found.append([each.placement for each in pipelines])
+        if pipelines:
+            assert project_pipeline(made.workload, pipelines[1], made.cluster, made.gpus[-1]).step_s > 0
+        else:
+            assert made.gpus[-1] >= 256
+            assert project(made.workload, made.strategies[-1], made.cluster, made.gpus[-1]).step_s > 0
+    assert found == [[]] * 4 + [["intra_first", "inter_first"]] * 2
 
 
 def test_another_batch_takes_its_share_of_the_time():

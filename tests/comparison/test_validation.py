@@ -125,22 +125,12 @@ def test_the_documentation_has_the_numbers_of_now(shown):
 
 def test_the_documentations_sentences_have_the_numbers_of_now(shown):
     points = [point for point in validate() if not point.calibrated]
-    of_dlperf = [100 * point.deviation() for point in points if point.case.key.startswith("dlperf")]
-    assert f"by {min(of_dlperf):.0f} to {max(of_dlperf):.0f}% on DLPerf's\nmeasurements" in DOCS
     of_dlperf = [point for point in points if point.case.key.startswith("dlperf")]
-    nearer = sum(abs(point.deviation(False)) < abs(point.deviation()) for point in of_dlperf)
-    both = [100 * mean_deviation(of_dlperf, overlap) for overlap in (False, True)]
-    assert (
-        f"nearer the curve without overlap at all {nearer} points: {both[0]:.1f}% off on average against"
-        f" {both[1]:.1f}%"
-    ) in " ".join(DOCS.split())
+    off_by = [100 * point.deviation() for point in of_dlperf]
     claims = [100 * point.deviation() for point in points if point.case.key.startswith("claim")]
-    assert f"by {min(claims):.0f} and {max(claims):.0f}% on BytePS's claim" in DOCS
+    nearer = sum(abs(point.deviation(False)) < abs(point.deviation()) for point in of_dlperf)
+    without, with_it = (100 * mean_deviation(of_dlperf, overlap) for overlap in (False, True))
     during, after = (error_range(validate(), overlap) for overlap in (True, False))
-    assert (
-        f"{off(during.least)} to {off(during.most)} with gradients during the backward pass;"
-        f" {off(after.least)} to {off(after.most)} with gradients after the backward pass"
-    ) in " ".join(DOCS.split())
     losses = shown[3]
     assert losses.head[1:] == [
         f"{span}: {name}"
@@ -148,23 +138,23 @@ def test_the_documentations_sentences_have_the_numbers_of_now(shown):
         for name in ("published", "predicted", "without overlap")
     ]
     columns = list(zip(*[[float(cell) for cell in row.cells[1:]] for row in losses.rows]))
-    halves = [row.cells[0].split(", ")[3] for row in losses.rows]
-    inside, explained = columns[0], columns[1]
-    text = " ".join(DOCS.split())
-    assert f"steps grow by {min(inside):.0f} to {max(inside):.0f} ms from one GPU to eight" in text
-    assert f"moving the bytes explains {min(explained):.0f} to {max(explained):.0f}." in text
-    between = {
-        dtype: [value for value, own in zip(columns[3], halves) if own == dtype]
+    inside, explained, _, between, predicted, alone = columns
+    low, high = (
+        [value for value, row in zip(between, losses.rows) if row.cells[0].split(", ")[3] == dtype]
         for dtype in ("float16", "float32")
-    }
-    low, high = between["float16"], between["float32"]
-    assert (
-        f"grow by {min(low):.0f} to {max(low):.0f} ms in float16 and {min(high):.0f} to {max(high):.0f}"
-        in text
     )
-    predicted = sorted({f"{value:.0f}" for value in columns[4]}, key=int)
-    without = sorted({f"{value:.0f}" for value in columns[5]}, key=int)
-    assert (
-        f"against {' and '.join(predicted)} predicted; without overlap it would be {' and '.join(without)}"
-        in text
-    )
+    steps = [" and ".join(sorted({f"{each:.0f}" for each in own}, key=int)) for own in (predicted, alone)]
+    text = " ".join(DOCS.split())
+    for sentence in (
+        f"by {min(off_by):.0f} to {max(off_by):.0f}% on DLPerf's measurements",
+        f"nearer the curve without overlap at all {nearer} points: {without:.1f}% off on average against"
+        f" {with_it:.1f}%",
+        f"by {min(claims):.0f} and {max(claims):.0f}% on BytePS's claim",
+        f"{off(during.least)} to {off(during.most)} with gradients during the backward pass;"
+        f" {off(after.least)} to {off(after.most)} with gradients after the backward pass",
+        f"steps grow by {min(inside):.0f} to {max(inside):.0f} ms from one GPU to eight",
+        f"moving the bytes explains {min(explained):.0f} to {max(explained):.0f}.",
+        f"grow by {min(low):.0f} to {max(low):.0f} ms in float16 and {min(high):.0f} to {max(high):.0f}",
+        f"against {steps[0]} predicted; without overlap it would be {steps[1]}",
+    ):
+        assert sentence in text
