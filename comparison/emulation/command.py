@@ -32,7 +32,6 @@ from comparison.emulation.plan import (
     MOST_STEPS,
     SECONDS,
     TRACE,
-    Group,
     OfEmulation,
     Scale,
     Setting,
@@ -42,7 +41,7 @@ from comparison.emulation.plan import (
     replay_of,
     traced_workload,
 )
-from comparison.emulation.report import kind_of, report_of, setting_of, title_of
+from comparison.emulation.report import report_of, setting_of
 from comparison.launch import launch, reason_of_exit
 from comparison.messages.plan import PROCESS_BYTES, UNITS
 from comparison.options import EmulationOptions
@@ -97,7 +96,7 @@ def emulate(options: EmulationOptions) -> int:
 def _workloads(options: EmulationOptions) -> dict[tuple[str, str, int], Workload]:
     """By work, dtype of gradients and accumulation. Raises InputError."""
     found: dict[tuple[str, str, int], Workload] = {}
-    for key in dict.fromkeys(_key(setting.group) for setting in options.settings):
+    for key in dict.fromkeys(setting.group[2:5] for setting in options.settings):
         work, dtype, accumulate = key
         if work.startswith("bert_"):
             try:
@@ -118,10 +117,6 @@ def _workloads(options: EmulationOptions) -> dict[tuple[str, str, int], Workload
     return found
 
 
-def _key(group: Group) -> tuple[str, str, int]:
-    return group.work, group.dtype, group.accumulate
-
-
 class Emulation(Campaign):
     """Launches of emulated clusters, contenders of a group next to each other."""
 
@@ -140,10 +135,8 @@ class Emulation(Campaign):
         super().__init__(options, store, turns_of(options.settings, options))
 
     def title(self, turn: Turn) -> str:
-        group = turn.setting.group
-        where = f"{group.hosts} hosts, {group.gbps:g} Gbit/s"
-        title = title_of(turn.setting.contender, self.options.titles)
-        return f"{title}, {where}, {kind_of(group[2:])}, repeat {turn.repeat + 1}"
+        title, group = turn.setting.title(self.options.titles), turn.setting.group
+        return f"{title}, {group.place}, {group.exchanged}, repeat {turn.repeat + 1}"
 
     def command(self, turn: Turn, folder: Path) -> list[str]:
         return network.command(folder / turn.name / CLUSTER)
@@ -160,7 +153,7 @@ class Emulation(Campaign):
 
     def projected(self, setting: Setting) -> Projection | None:
         """Time and bytes by the projection; None for a compression that it does not know."""
-        group, workload = setting.group, self.workloads[_key(setting.group)]
+        group, workload = setting.group, self.workloads[setting.group[2:5]]
         if group.compression not in ("none", "fp16"):
             return None
         if group.compression == "fp16":
@@ -192,7 +185,7 @@ class Emulation(Campaign):
         projected = self.projected(setting)
         step_s = self.scale.times * (projected.step_s if projected else 60.0)
         limit = max(options.time_limit, PATIENCE + 3 * MOST_STEPS * step_s)
-        workload = self.workloads[_key(setting.group)]
+        workload = self.workloads[setting.group[2:5]]
         plan = replay_of(
             setting, workload, self.scale, 1000 * options.seed + turn.repeat, PATIENCE + 10 * step_s
         )

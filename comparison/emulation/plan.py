@@ -99,6 +99,18 @@ class Group(NamedTuple):
     accumulate: int
     compression: str
 
+    @property
+    def place(self) -> str:
+        """Hosts and links, for people."""
+        return f"{self.hosts} hosts, {self.gbps:g} Gbit/s"
+
+    @property
+    def exchanged(self) -> str:
+        """Arrays, for people."""
+        more = f", {self.accumulate} micro-batches" if self.accumulate > 1 else ""
+        more += f", compression {self.compression}" if self.compression != "none" else ""
+        return f"{self.work}, gradients in {self.dtype}{more}"
+
 
 class Setting(NamedTuple):
     """`backend`: a key of comparison.backends.BACKENDS. `servers`: as in --server_sets; "" for Horovod."""
@@ -110,6 +122,10 @@ class Setting(NamedTuple):
     @property
     def contender(self) -> str:
         return f"{self.backend} {self.servers}".strip()
+
+    def title(self, titles: Mapping[str, str]) -> str:
+        """The contender, for people. `titles`: of backends."""
+        return f"{titles[self.backend]} {self.servers}".strip()
 
     @property
     def name(self) -> str:
@@ -206,7 +222,7 @@ def settings_of(options: OfEmulation, backends: Mapping[str, Backend]) -> list[S
         for key, backend in backends.items():
             if backend.launcher == BYTEPS:
                 settings += [Setting(key, servers, group) for servers in options.server_sets]
-            elif group.compression in ("none", "fp16"):
+            elif group.compression in EXACT:
                 settings.append(Setting(key, "", group))  # the others are BytePS's
     for setting in settings:
         if setting.servers:

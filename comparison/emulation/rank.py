@@ -41,51 +41,38 @@ if TYPE_CHECKING:
     from comm.base import Communicator
 
 
-class Sleeper:
-    """Operators of MXNet's engine that sleep in place of computing."""
-
-    def __init__(self) -> None:
-        import mxnet as mx
-
-        self._mx = mx
-        self._before = mx.nd.zeros((1,))  # written by each of them, so that they follow each other
-        self._callbacks: list[Any] = []
-        self._type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-
-    def write(self, arrays: Sequence[NDArray], at: float) -> None:
-        """Queues an operator that has written the arrays at `at`, a time of time.perf_counter."""
-
-        def sleep(context: Any, parameter: Any) -> None:
-            time.sleep(max(0.0, at - time.perf_counter()))
-
-        callback = self._type(sleep)
-        self._callbacks.append(callback)  # the engine calls it later
-        written = [self._before, *arrays]
-        handles = (ctypes.c_void_p * len(written))(*(each.handle for each in written))
-        device = (ctypes.c_int32 * 2)(self._before.context.device_typeid, 0)  # MXNet's Context
-        push = self._mx.base._LIB.MXEnginePushSyncND
-        self._mx.base.check_call(
-            push(callback, None, None, device, None, 0, handles, len(written), None, 0, b"sleep")
-        )
-
-    def forget(self) -> None:
-        """To be called when all have run."""
-        self._callbacks.clear()
+_SLEEP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
-def replay(comm: Communicator, arrays: Sequence[NDArray], plan: Mapping[str, Any], sleeper: Sleeper) -> float:
-    """Replays a step; its seconds."""
+def sleep_until(at: float, written: Sequence[NDArray]) -> Any:
+    """Queues an operator of MXNet's engine that sleeps in place of computing, and has written the arrays at
+    `at`, a time of time.perf_counter. Returns what has to live until it has run."""
+    import mxnet as mx
+
+    callback = _SLEEP(lambda context, parameter: time.sleep(max(0.0, at - time.perf_counter())))
+    handles = (ctypes.c_void_p * len(written))(*(each.handle for each in written))
+    device = (ctypes.c_int32 * 2)(written[0].context.device_typeid, 0)  # MXNet's Context
+    push = mx.base._LIB.MXEnginePushSyncND
+    mx.base.check_call(push(callback, None, None, device, None, 0, handles, len(written), None, 0, b"sleep"))
+    return callback
+
+
+def replay(comm: Communicator, arrays: Sequence[NDArray], plan: Mapping[str, Any], order: NDArray) -> float:
+    """Replays a step; its seconds. `order`: written by each operator, so that they follow each other."""
     begin = time.perf_counter()
-    ready = plan["ready_s"]
+    ready, queued = plan["ready_s"], []
     for at in sorted(set(ready)):
-        sleeper.write([array for array, own in zip(arrays, ready) if own == at], begin + at)
-    sleeper.write([], begin + plan["computed_s"])
+        own = [array for array, its in zip(arrays, ready) if its == at]
+        queued.append(sleep_until(begin + at, [order, *own]))
+    queued.append(sleep_until(begin + plan["computed_s"], [order]))
     comm.average(arrays)
     for array in arrays:
         array.wait_to_read()
     left = plan["computed_s"] - (time.perf_counter() - begin)  # the forward pass of a step without gradients
     time.sleep(max(0.0, left) + plan["optimizer_s"])
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    order.wait_to_read()  # all have run
+    return seconds
 
 
 Counters = Mapping[str, "tuple[float, float]"]
@@ -113,10 +100,10 @@ def read_load() -> Counters:
 def load_between(before: Counters, after: Counters) -> dict[str, float]:
     """Counts of the time in between: `cpu_s` of all threads, `waited_s` of the one that waited most, and
     `link_bytes` in one direction of the busiest link."""
-    new = {}
-    for name, (one, other) in after.items():
-        earlier = before.get(name, (0, 0))
-        new[name] = (one - earlier[0], other - earlier[1])
+    new = {
+        name: [now - then for now, then in zip(counts, before.get(name, (0, 0)))]
+        for name, counts in after.items()
+    }
     threads = [each for name, each in new.items() if not name.startswith("port")]
     return {
         "cpu_s": sum(run for run, _ in threads),
@@ -139,13 +126,8 @@ def run(plan_path: str, directory: str) -> int:
     half = plan["communication"]["compression"] == "fp16"
     values = KnownValues("float16" if half else plan["dtype"], plan["ranks"], plan["seed"])
     message = Message(mx.cpu(), plan["dtype"], plan["elements"], values)
-    sleeper = Sleeper()
+    order = mx.nd.zeros((1,))
     with open(os.path.join(directory, f"rank-{comm.rank}.jsonl"), "w", encoding="utf-8") as output:
-
-        def note(**facts: Any) -> None:
-            output.write(json.dumps(facts) + "\n")
-            output.flush()
-
         if comm.size != plan["ranks"]:
             raise RuntimeError(f"{comm.size} ranks have joined, {plan['ranks']} were to be started")
         turn, end, go_on = 0, 0.0, True
@@ -154,16 +136,16 @@ def run(plan_path: str, directory: str) -> int:
             comm.barrier()
             before = read_load() if comm.rank == 0 else None
             comm.barrier()
-            seconds = replay(comm, message.arrays, plan, sleeper)
+            seconds = replay(comm, message.arrays, plan, order)
             comm.barrier()
             load = load_between(before, read_load()) if before else {}
             comm.barrier()
-            sleeper.forget()
             wrong = message.first_wrong(turn) if plan["exact"] else None
             bits = 0
             for array in message.arrays:
                 bits = zlib.crc32(array.asnumpy().tobytes(), bits)
-            note(step=turn, seconds=seconds, wrong=wrong, bits=bits, **load)
+            facts = {"step": turn, "seconds": seconds, "wrong": wrong, "bits": bits, **load}
+            print(json.dumps(facts), file=output, flush=True)
             end = end or time.monotonic() + plan["seconds"]
             done = turn >= plan["most_steps"] or (turn >= plan["least_steps"] and time.monotonic() >= end)
             right, go_on = comm.all_agree([wrong is None, not done])

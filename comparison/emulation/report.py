@@ -168,16 +168,14 @@ def _tables(
     head = ["hosts", "Gbit/s", "backend", "ms (least to most)", "projected", "off by", "busiest link"]
     head += ["to formula", "processors", "waited", "verdict"]
     tables = []
-    for kind in dict.fromkeys(setting.group[2:] for setting in projected):
+    for exchanged in dict.fromkeys(setting.group.exchanged for setting in projected):
         rows = []
-        for setting in (each for each in projected if each.group[2:] == kind):
-            title = title_of(setting.contender, titles)
-            names = [str(setting.group.hosts), f"{setting.group.gbps:g}", title]
-            own = figures.get(setting)
+        for setting in (each for each in projected if each.group.exchanged == exchanged):
+            group, own = setting.group, figures.get(setting)
+            names = [str(group.hosts), f"{group.gbps:g}", setting.title(titles)]
             if own is None:
                 rows.append(Row(names, reasons[setting]))
                 continue
-            alike = {each.contender: own for each, own in figures.items() if each.group == setting.group}
             cells = [
                 with_range(1e3 * own.step_s.median, 1e3 * own.step_s.least, 1e3 * own.step_s.most),
                 EMPTY if own.projected_s is None else digits(1e3 * own.projected_s),
@@ -187,21 +185,13 @@ def _tables(
                 percent(own.cpu_share),
                 percent(own.waited_share),
             ]
-            pair = verdicts.get((setting.group, setting.contender))
-            samples = {name: each.samples_s for name, each in alike.items()}
-            named = {name: title_of(name, titles) for name in alike}
-            where = f"{setting.group.hosts} hosts, {setting.group.gbps:g} Gbit/s"
-            rows.append(judged([*names, *cells], pair, samples, named, where))
-        tables.append(Table(kind_of(kind), head, rows, names=3))
+            alike = [each for each in figures if each.group == group]
+            samples = {each.contender: figures[each].samples_s for each in alike}
+            named = {each.contender: each.title(titles) for each in alike}
+            pair = verdicts.get((group, setting.contender))
+            rows.append(judged([*names, *cells], pair, samples, named, group.place))
+        tables.append(Table(exchanged, head, rows, names=3))
     return tables
-
-
-def kind_of(kind: tuple[str, str, int, str]) -> str:
-    """Exchanged arrays of a group, for titles."""
-    work, dtype, accumulate, compression = kind
-    more = f", {accumulate} micro-batches" if accumulate > 1 else ""
-    more += f", compression {compression}" if compression != "none" else ""
-    return f"{work}, gradients in {dtype}{more}"
 
 
 def _scaling(
@@ -211,34 +201,28 @@ def _scaling(
 ) -> list[Table]:
     """Backends by hosts, for each step and rate: tokens/s of a model, speed-up and expansion."""
     tables = []
-    for gbps, kind in dict.fromkeys((setting.group.gbps, setting.group[2:]) for setting in projected):
-        settings = [each for each in projected if each.group[1:] == (gbps, *kind)]
+    for same in dict.fromkeys(setting.group._replace(hosts=0) for setting in projected):
+        settings = [each for each in projected if each.group._replace(hosts=0) == same]
         step = next((each for each in map(projected.get, settings) if each and each.compute_s), None)
         if step is None:  # an exchange alone
             continue
         # Tokens a second of one host; of a trace they are not known.
-        alone = step.tokens_per_s / step.hosts * step.step_s / _alone_s(step) if kind[0] != TRACE else 0
+        alone = step.tokens_per_s / step.hosts * step.step_s / _alone_s(step) if same.work != TRACE else 0
         counts = sorted({each.group.hosts for each in settings})
         rows = []
-        for name in dict.fromkeys(each.contender for each in settings):
-            own = {each.group.hosts: figures.get(each) for each in settings if each.contender == name}
+        for name in dict.fromkeys(each.title(titles) for each in settings):
+            own = {each.group.hosts: figures.get(each) for each in settings if each.title(titles) == name}
             shares = {1: 1.0, **{hosts: each.expansion for hosts, each in own.items() if each}}
             cells = []
             for hosts in (1, *counts):
                 share = shares.get(hosts)
                 rate = [f"{alone * hosts * share:,.0f}"] if alone and share else []
                 cells.append(", ".join([*rate, f"{hosts * share:.2f}", f"{share:.3f}"]) if share else EMPTY)
-            rows.append(Row([title_of(name, titles), *cells]))
+            rows.append(Row([name, *cells]))
         what = f"{'tokens/s, ' if alone else ''}speed-up, expansion"
         head = ("backend", "1 host", *(f"{count} hosts" for count in counts))
-        tables.append(Table(f"Scaling: {kind_of(kind)}, {gbps:g} Gbit/s: {what}", head, rows))
+        tables.append(Table(f"Scaling: {same.exchanged}, {same.gbps:g} Gbit/s: {what}", head, rows))
     return tables
-
-
-def title_of(contender: str, titles: Mapping[str, str]) -> str:
-    """Name of a backend with its servers, for people."""
-    backend, _, servers = contender.partition(" ")
-    return f"{titles[backend]} {servers}".strip()
 
 
 def _sentences(figures: Mapping[Setting, Figures], reasons: Mapping[Setting, str]) -> list[str]:
@@ -266,33 +250,32 @@ def _sentences(figures: Mapping[Setting, Figures], reasons: Mapping[Setting, str
 def draw(figures: Mapping[Setting, Figures], titles: Mapping[str, str]) -> Figure | None:
     """Measured against projected times; and of BytePS with servers of their own, the time to that of a ring's
     formula, by servers a host. None without figures."""
-    known = {setting: own for setting, own in figures.items() if own.projected_s}
+    known = [(setting, own, own.projected_s) for setting, own in figures.items() if own.projected_s]
     if not known:
         return None
     figure = new_figure((12, 5.6))
     left, right = figure.subplots(1, 2)
-    contenders = list(dict.fromkeys(setting.contender for setting in known))
-    for number, name in enumerate(contenders):
-        own = [each for setting, each in known.items() if setting.contender == name]
-        places = [1e3 * (each.projected_s or 0.0) for each in own]
-        times = [Spread(*(1e3 * value for value in each.step_s)) for each in own]
+    for number, name in enumerate(dict.fromkeys(setting.title(titles) for setting, _, _ in known)):
+        alike = [(own, projected_s) for setting, own, projected_s in known if setting.title(titles) == name]
+        places = [1e3 * projected_s for _, projected_s in alike]
+        times = [Spread(*(1e3 * value for value in own.step_s)) for own, _ in alike]
         style = {"color": colour(number), "marker": marker(number), "linestyle": "none"}
-        left.plot(places, [each.median for each in times], label=title_of(name, titles), **style)
+        left.plot(places, [each.median for each in times], label=name, **style)
         whiskers(left, places, times, color=style["color"])
-    projected = [1e3 * (each.projected_s or 0.0) for each in known.values()]
+    projected = [1e3 * projected_s for _, _, projected_s in known]
     ends = [min(projected), max(projected)]
     left.plot(ends, ends, label="equal", **ideal_style())
     left.fill_between(ends, [(1 - FAR) * each for each in ends], [(1 + FAR) * each for each in ends],
                       color="#888888", alpha=0.15, linewidth=0)  # fmt: skip
     left.set(title="a step", xlabel="projected, ms", ylabel="measured, ms", xscale="log", yscale="log")
-    rings = {setting.group: own for setting, own in known.items() if not setting.servers}
-    for number, count in enumerate(dict.fromkeys(setting.group.hosts for setting in known)):
+    rings = {setting.group: projected_s for setting, _, projected_s in known if not setting.servers}
+    for number, count in enumerate(dict.fromkeys(setting.group.hosts for setting, _, _ in known)):
         points = sorted(
-            (setting.num_servers / count, own.step_s.median / (rings[setting.group].projected_s or 1.0),
-             (own.projected_s or 0.0) / (rings[setting.group].projected_s or 1.0))
-            for setting, own in known.items()
-            if setting.placement == SEPARATE and setting.group.hosts == count and setting.group in rings
-        )  # fmt: skip
+            (setting.num_servers / count, own.step_s.median / ring_s, projected_s / ring_s)
+            for setting, own, projected_s in known
+            if setting.placement == SEPARATE and setting.group.hosts == count
+            if (ring_s := rings.get(setting.group))
+        )
         if points:
             shares, measured, formula = zip(*points)
             right.plot(shares, measured, "o", color=colour(number), label=f"{count} hosts")

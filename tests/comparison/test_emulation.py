@@ -87,29 +87,18 @@ def test_settings_are_every_combination():
         (["--gpus", "8"], "--gpus: is an option of --project"),
         (["--project"], "--project and --emulate exclude each other"),
         (["--", "--dropout", "0"], "--dropout after --: --emulate runs no training script"),
-    ],
-)  # fmt: skip
-def test_bad_options(words, said):
-    with pytest.raises(InputError) as error:
-        options_of(*words)
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
         (["--work", "foo"], "--work foo: write it like 64KB"),
         (["--work", "bert_base"], "--work bert_base: use bert_12_768_12"),
         (["--work", "1MB", "--accumulations", "2"], "--accumulations 2: 1MB is one exchange of gradients"),
         (["--trace", "/nowhere"], "/nowhere: cannot be read"),
         (["--work", "bert_2_128_2", "--cluster", "university"], "float16: no speed of a GPU is known"),
     ],
-)
-def test_bad_work_is_said_before_anything_starts(monkeypatch, tmp_path, words, said):
+)  # fmt: skip
+def test_bad_options_are_said_before_anything_starts(monkeypatch, tmp_path, words, said):
     monkeypatch.setattr(network, "lacking", None)
-    with pytest.raises(InputError, match=said):
-        emulate(options_of(*words, "--output", tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError) as error:
+        emulate(options_of("--output", tmp_path / "out", *words))
+    assert said in str(error.value) and not (tmp_path / "out").exists()
 
 
 def test_what_is_missing_is_said_before_anything_starts(monkeypatch, tmp_path):
@@ -287,12 +276,8 @@ def test_report(tmp_path):
     assert "Scale: 1/100 of the bytes, 10 times the time, 1/1000 the rate." in report.markdown
     assert "BytePS separate:n is faster" in report.markdown
     assert "1 of 3 settings: more than the processors carry." in report.markdown
-    assert [path.name for path in report.write(tmp_path)] == [
-        "emulation.md",
-        "emulation.html",
-        "emulation.json",
-        "emulation.png",
-    ]
+    written = [path.suffix for path in report.write(tmp_path) if path.stem == "emulation"]
+    assert written == [".md", ".html", ".json", ".png"]
     ((verdict, samples),) = samples_behind((tmp_path / "emulation.html").read_text())
     assert verdict == "BytePS separate:n is faster" and len(samples) == 5
     assert samples[3] == ["4", "0.00203", "0.001027", "0.5059"]
@@ -301,26 +286,23 @@ def test_report(tmp_path):
     assert written["scale"] == {"sizes": 100, "times": 10}
 
 
-def test_backends_by_hosts(tmp_path):
+def test_backends_by_hosts():
     """Matrix made of launches' records as they are on disk: against a step of 4 ms of computing alone."""
     scale, work = Scale(100, 10), message_workload("1MB", "float32")
     work = replace(work, compute_s=0.003, optimizer_s=0.001, sequences=64, length=128)
-    names = [
-        ("hvd_mpi", "", 2),
-        ("hvd_mpi", "", 8),
-        ("byteps", "separate:n/2", 2),
-        ("byteps", "separate:n/2", 8),
-    ]
     steps = [0.05, 0.08, 0.04, None]  # of the emulation; the last was not measured
-    settings = [setting_of(*each, work="bert_2_128_2") for each in names]
+    settings = [
+        setting_of(*each, hosts, work="bert_2_128_2")
+        for each in (("hvd_mpi", ""), ("byteps", "separate:n/2"))
+        for hosts in (2, 8)
+    ]
     traced = setting_of("hvd_mpi", "", 2, work=TRACE)
-    for number, (setting, step_s) in enumerate(zip([*settings, traced], [*steps, 0.05])):
-        if step_s:
-            (tmp_path / f"{number}.json").write_text(json.dumps(launch_of(setting, 0, step_s)))
-    launches = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    measured_s = zip([*settings, traced], [*steps, 0.05])
+    made = [launch_of(setting, 0, step_s) for setting, step_s in measured_s if step_s]
+    launches = json.loads(json.dumps(made))
     projected = {
         each: project(work, each.strategy, cluster_of(P3DN, each, scale), each.group.hosts)
-        for each in [*settings, traced, setting_of("hvd_mpi", work="1MB")]
+        for each in [*settings, traced]
     }
     alone = message_workload("1MB", "float32")
     projected[setting_of("hvd_mpi", work="1MB")] = project(alone, FlatRing(), P3DN, 4 * 8)
