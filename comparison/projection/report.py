@@ -96,15 +96,13 @@ def report_of(plan: Plan, crossings: crossover.Crossings) -> Report:
         if work.overlap or not each
     ]
     parameters = []
-    for field, value in vars(plan.cluster).items():
-        if field in ("name", "title", "sources"):
-            continue
+    for field, source in plan.cluster.sources.items():
+        value = getattr(plan.cluster, field)
         if isinstance(value, dict):
             shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in value.items())
         else:
             shown = EMPTY if value is None else f"{value:g}"
-        source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
-        parameters.append(Row([field, shown, source]))
+        parameters.append(Row([field, shown, "command line" if field in plan.given else source]))
     sources = []
     for case in (*CASES, *FURTHER):
         single = f"; compute time: {case.single.source}" if case.single else ""
