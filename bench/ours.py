@@ -31,10 +31,10 @@ from bench.trainings import (
     ReadLosses,
     Settings,
     head_weights,
+    latency_step,
     model_name,
     read_settings,
     serve_finetuning,
-    serve_latency,
     serve_pretraining,
 )
 from bench.work import DROPOUT, VOCABULARY, Product, Work, gflop, products
@@ -120,8 +120,8 @@ class Ours:
             PAIRS: (Classification(2, ()), "label_classifier", PairBatch),
         }[kind]
         weights = self._weights(settings.seeds[0])
-        self._computing = Kind(mx.cpu(), dtype, settings.dropout)
-        self.built = Network(task, weights.config, weights.vocab_size, self._computing)
+        kind_of = Kind(mx.cpu(), dtype, settings.dropout)
+        self.built = Network(task, weights.config, weights.vocab_size, kind_of)
         self._network, self._task = self.built.network, task
         self._step: TrainStep
 
@@ -260,14 +260,8 @@ def set_up_contestant(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
 
 
 def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
-    made: list[Ours] = []
-
-    def make(kind: str, settings: Settings) -> Ours:
-        made.append(Ours(kind, folder, settings, dtype))
-        return made[-1]
-
-    steps = serve_finetuning(folder, OURS, make, pads=False)
-    return steps, {"operators": made[0].built.operators}
+    steps = serve_finetuning(folder, OURS, lambda kind, settings: Ours(kind, folder, settings, dtype))
+    return steps, {"operators": choose_operators("auto", dtype, mx.cpu())}
 
 
 def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
@@ -278,7 +272,7 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
 def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
     learner = Ours(WINDOWS, folder, read_settings(folder), dtype)
     learner.begin(seed=0)
-    steps = serve_latency(folder, learner.batches, lambda batch: learner.logits([batch]), sizes)
+    steps = {size: latency_step(folder, size, learner.batches, learner.logits) for size in sizes}
     return steps, {"operators": learner.built.operators}
 
 

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Sequence, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
 from base.memory import peak_of
 from base.processes import kill_group
@@ -216,12 +216,14 @@ class Contestants:
         facts: what each worker states about itself.
         left_out: why a worker is left out.
         failed: whether one began and did not come through.
+        idle_cpu, idle_wall: seconds of those that waited while another took a step.
     """
 
     def __init__(self) -> None:
         self.facts: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self.failed = False
+        self.idle_cpu = self.idle_wall = 0.0
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Contestants:
@@ -255,18 +257,18 @@ class Contestants:
         """A worker's answer to one request; None where it is left out."""
         if key not in self._workers:
             return None
-        worker = self._workers[key]
-        return self._guarded(key, lambda: worker.ask(f"step {name}".rstrip(), limit))
+        waiting = [worker for other, worker in self._workers.items() if other != key]
+        before, begun = sum(other.cpu_seconds() for other in waiting), time.monotonic()
+        answer = self._guarded(key, lambda: self._workers[key].ask(f"step {name}".rstrip(), limit))
+        self.idle_cpu += sum(other.cpu_seconds() for other in waiting) - before
+        self.idle_wall += (time.monotonic() - begun) * len(waiting)
+        return answer
 
     def end(self) -> None:
         """Asks every worker for its closing report, which joins its facts."""
         for key in self.keys:
             worker = self._workers[key]
             self.facts[key].update(self._guarded(key, lambda: worker.ask("end", END_LIMIT)) or {})  # noqa: B023
-
-    def cpu_seconds(self, keys: Iterable[str]) -> float:
-        """CPU time of these workers so far."""
-        return sum(self._workers[key].cpu_seconds() for key in keys)
 
     def _guarded(self, key: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         try:
