@@ -174,8 +174,11 @@ class Ours:
         return total / sum(float(np.sum(batch.masked_weights)) for batch in batches)
 
 
-def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
-    """The step of a run of one process on the CPU; `operators` as for this option."""
+def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
+    """A contestant of bench/step.py, of the words of its work: the step of a run of one process on CPUs."""
+    work, operators = Work.read(words), "auto" if key == OURS else "mxnet"
+    if key == "products":
+        return set_up_products(work)
     network = Network(Pretraining(), work.config, VOCABULARY, Kind(mx.cpu(), work.dtype, DROPOUT, operators))
     step = pretraining_step(network)
     fused, size = network.operators == "fused", work.batch
@@ -251,14 +254,6 @@ def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     return compute, {"gflop": gflop(chosen), "square_gflops": peak}
 
 
-def set_up_contestant(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
-    """A contestant of bench/step.py, of the words of its work."""
-    work = Work.read(words)
-    if key == "products":
-        return set_up_products(work)
-    return set_up_step(work, "auto" if key == OURS else "mxnet")
-
-
 def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
     steps = serve_finetuning(folder, OURS, lambda kind, settings: Ours(kind, folder, settings, dtype))
     return steps, {"operators": choose_operators("auto", dtype, mx.cpu())}
@@ -277,7 +272,7 @@ def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[st
 
 
 SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
-    "step": set_up_contestant,
+    "step": set_up_step,
     "finetune": set_up_finetuning,
     "pretraining": set_up_pretraining,
     "latency": set_up_latency,

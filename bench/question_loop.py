@@ -203,14 +203,10 @@ def best_answers(
             entries.append(Entry("", null[1], null[2]))
         best = next((entry for entry in entries if entry.text), None)
         odds.append(null[0] - best.start_logit - best.end_logit if best else math.inf)
-        probabilities = _softmax([entry.start_logit + entry.end_logit for entry in entries])
-        everything.append([entry._replace(probability=each) for entry, each in zip(entries, probabilities)])
+        scores = [entry.start_logit + entry.end_logit for entry in entries]
+        powers = [math.exp(score - max(scores)) for score in scores]
+        everything.append([each._replace(probability=p / sum(powers)) for each, p in zip(entries, powers)])
     return everything, odds
-
-
-def _softmax(scores: list[float]) -> list[float]:
-    powers = [math.exp(score - max(scores)) for score in scores]
-    return [power / sum(powers) for power in powers]
 
 
 def mean_f1(questions: Questions, predictions: Sequence[str]) -> float:
