@@ -31,7 +31,8 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
-from typing import Any, Mapping, NamedTuple, Sequence
+from functools import partial
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,9 +47,10 @@ from bench.harness import (
     finish,
     in_turns,
     note,
-    ratios,
+    ratio_shown,
     spread,
     take_rounds,
+    to_ours,
     write_questions,
 )
 from bench.trainings import (
@@ -94,7 +96,7 @@ from data.questions.windows import QuestionBatch, Windows, WindowSettings, colla
 from data.text.corpus import documents
 from data.text.sentences import split_sentences
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
+from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
 from tasks.seeds import FEWEST_SEEDS, compare_models, summarize
 from tasks.squad.examples import Asked, EvaluationWindows, Scoring
 from training.entry import exit_code
@@ -107,21 +109,14 @@ PAIR_BATCH, PAIR_TOKENS = 32, 128
 GROUPING = Grouping(max_length=SIZES.max_seq_length)
 SCORES = ("f1", "exact_match")
 WARM_UPS = 1
-Figures = Mapping[str, Any]
 
 
-class Work(NamedTuple):
-    """All that is measured on. `tokens`: of each case without padding."""
+def prepare(options: argparse.Namespace, folder: str) -> tuple[Settings, Asked, dict[str, int], str]:
+    """Writes model, settings and batches into `folder`. Raises InputError for files that cannot be used.
 
-    folder: str
-    settings: Settings
-    asked: Asked
-    tokens: Mapping[str, int]
-    sizes: str
-
-
-def prepare(options: argparse.Namespace, folder: str) -> Work:
-    """Writes model, settings and batches into `folder`. Raises InputError for files that cannot be used."""
+    Returns:
+        The settings, what is evaluated on, the tokens of each case without padding, and the sizes for people.
+    """
     weights = open_weights(options.weights, "--weights") if options.weights else None
     files = options.train_file, options.dev_file
     if weights is None or not options.train_file:
@@ -143,8 +138,8 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     )
     train, asked = read_split(*files, options.version_2)
     windows = make_windows(asked, tokenizer, SIZES)
-    evaluation = EvaluationOrder(windows.lengths, EVALUATED, 0, 1, grouping=GROUPING)
-    write_batches(folder, EVALUATION, [collate(windows, *rows)._asdict() for rows in evaluation.batches()])
+    evaluation = by_length(windows.lengths, EVALUATED, partial(collate, windows))
+    write_batches(folder, EVALUATION, [each._asdict() for each in evaluation])
     taught, seeds, num_steps = make_windows(train, tokenizer, SIZES, training=True), range(options.seeds), 0
     for seed in seeds:  # by length, in an order of the seed
         order = TrainingOrder(taught.lengths, min(BATCH, len(taught)), seed, 0, 1, GROUPING)
@@ -160,7 +155,7 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
         f"{weights.config.description}; {len(train)} questions of {said[0]} to train on, {num_steps} steps "
         f"of {BATCH}; {len(asked)} of {said[1]} to evaluate on"
     )
-    return Work(folder, settings, Asked(asked, windows), tokens, sizes)
+    return settings, Asked(asked, windows), tokens, sizes
 
 
 def read_split(train_file: str, dev_file: str | None, version_2: bool) -> tuple[Questions, Questions]:
@@ -186,74 +181,61 @@ def read_split(train_file: str, dev_file: str | None, version_2: bool) -> tuple[
     return train, asked
 
 
+def by_length(lengths: np.ndarray, batch_size: int, make: Callable[[np.ndarray, int], Any]) -> list[Any]:
+    """Results of `make` for the examples of each batch by length, and the length that they are padded to."""
+    return [make(*rows) for rows in EvaluationOrder(lengths, batch_size, 0, 1, GROUPING).batches()]
+
+
 def write_cases(
     folder: str, train: Questions, windows: Windows, tokenizer: TokenizerSettings
 ) -> dict[str, int]:
     """Writes the batches of the cases, from questions drawn at random; returns their tokens without padding,
     by the name of the case. `windows`: of the questions `train`."""
     generator = np.random.default_rng(0)
-    full = _full(windows, generator)
+
+    def drawn(count: int, wanted: int) -> np.ndarray:
+        """Numbers below `count`, each once where there are enough."""
+        return np.resize(generator.permutation(count), wanted)
+
+    def sample(batch_size: int) -> list[QuestionBatch]:
+        chosen = drawn(len(windows), STEPS * batch_size)
+        lengths = windows.lengths[chosen]
+        return by_length(lengths, batch_size, lambda rows, padded: collate(windows, chosen[rows], padded))
+
+    full = full_windows((FULL_BATCH, SIZES.max_seq_length), len(tokenizer.vocabulary), generator)
+    chosen = drawn(len(train), STEPS * PAIR_BATCH)
+    pairs = featurize(_pairs(train, chosen.tolist(), generator), tokenizer, PAIR_TOKENS)
     cases = {
         FULL: [full],
         FULL_ANSWERS: STEPS * [full],
-        WINDOWS: _sample(windows, BATCH, generator),
-        ANSWERS: _sample(windows, EVALUATED, generator),
-        PAIRS: _pairs(train, tokenizer, generator),
+        WINDOWS: sample(BATCH),
+        ANSWERS: sample(EVALUATED),
+        PAIRS: by_length(pairs.lengths(), PAIR_BATCH, pairs.collate),
     }
     for name, batches in cases.items():
         write_batches(folder, name, [each._asdict() for each in batches])
     return {name: sum(int(each.valid_lengths.sum()) for each in batches) for name, batches in cases.items()}
 
 
-def _drawn(count: int, wanted: int, generator: np.random.Generator) -> np.ndarray:
-    """Numbers below `count`, each once where there are enough."""
-    times = -(-wanted // count)
-    return np.concatenate([generator.permutation(count) for _ in range(times)])[:wanted]
+def full_windows(shape: tuple[int, int], vocab_size: int, generator: np.random.Generator) -> QuestionBatch:
+    """Random tokens without padding, which have no answer."""
+    ids = generator.integers(len(SPECIAL_TOKENS), vocab_size, shape, np.int32)
+    none = np.zeros(shape[0], np.int32)
+    return QuestionBatch(ids, np.zeros_like(ids), none + shape[1], none, none, none.astype(np.int64))
 
 
-def _by_length(lengths: np.ndarray, batch_size: int) -> list[tuple[np.ndarray, int]]:
-    """Examples in batches of similar lengths, as training groups them, and the lengths they are padded to."""
-    order = np.argsort(-lengths, kind="stable")
-    parts = [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
-    return [(part, -(-int(lengths[part[0]]) // 8) * 8) for part in parts]
-
-
-def _sample(windows: Windows, batch_size: int, generator: np.random.Generator) -> list[QuestionBatch]:
-    chosen = _drawn(len(windows), STEPS * batch_size, generator)
-    batches = _by_length(windows.lengths[chosen], batch_size)
-    return [collate(windows, chosen[part], padded) for part, padded in batches]
-
-
-def _full(windows: Windows, generator: np.random.Generator) -> QuestionBatch:
-    """Windows without padding: the contexts of the longest ones, again and again."""
-    longest = np.argsort(-windows.lengths, kind="stable")[:FULL_BATCH]
-    chosen = longest[_drawn(len(longest), FULL_BATCH, generator)]
-    batch = collate(windows, chosen, SIZES.max_seq_length)
-    ids, segments = batch.input_ids.copy(), batch.segment_ids.copy()
-    for row, valid in enumerate(batch.valid_lengths.tolist()):
-        missing = SIZES.max_seq_length - valid
-        body = ids[row, 1 : valid - 1]
-        ids[row, valid - 1 : -1] = np.resize(body, missing)
-        ids[row, -1] = batch.input_ids[row, valid - 1]
-        segments[row, valid - 1 :] = 1
-    lengths = np.full(len(chosen), SIZES.max_seq_length, np.int32)
-    return batch._replace(input_ids=ids, segment_ids=segments, valid_lengths=lengths)
-
-
-def _pairs(train: Questions, tokenizer: TokenizerSettings, generator: np.random.Generator) -> list[Any]:
+def _pairs(train: Questions, chosen: Sequence[int], generator: np.random.Generator) -> Examples:
     """Questions with a sentence of their context, as in QNLI; the label says whether it holds the answer."""
-    first, second, labels = [], [], []
-    for number in _drawn(len(train), STEPS * PAIR_BATCH, generator).tolist():
+    second, labels = [], []
+    for number in chosen:
         sentences = list(split_sentences(train.contexts[train.context_of[number]]))
         sentence = sentences[int(generator.integers(len(sentences)))]
         answer = train.answer(number)
-        first.append(train.texts[number])
         second.append(sentence)
         labels.append(int(not (answer and answer in sentence)))
-    names = [str(number) for number in range(len(first))]
-    examples = Examples("pairs", first, second, np.array(labels, np.int32), names)
-    features = featurize(examples, tokenizer, PAIR_TOKENS)
-    return [features.collate(*each) for each in _by_length(features.lengths(), PAIR_BATCH)]
+    names = [str(number) for number in range(len(second))]
+    first = [train.texts[number] for number in chosen]
+    return Examples("pairs", first, second, np.array(labels, np.int32), names)
 
 
 def random_weights(model: str, vocabulary: Sequence[str], seed: int = 0, heads: bool = False) -> Weights:
@@ -285,18 +267,20 @@ def losses_line(losses: Mapping[str, Sequence[float]]) -> str:
     )
 
 
-def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, dict[int, float]]]:
+def measure_scores(
+    folder: str, settings: Settings, asked: Asked, contestants: Contestants
+) -> dict[str, dict[str, dict[int, float]]]:
     """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
     found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
-    scoring = Scoring(AnswerSettings(version_2=work.asked.questions.version_2), 0.0, work.folder)
-    batches = [QuestionBatch(**batch) for batch in read_batches(work.folder, EVALUATION)]
-    for seed in work.settings.seeds:
+    scoring = Scoring(AnswerSettings(version_2=asked.questions.version_2), 0.0, folder)
+    batches = [QuestionBatch(**batch) for batch in read_batches(folder, EVALUATION)]
+    for seed in settings.seeds:
         for key in in_turns(contestants.keys, seed):
             taken = contestants.step(key, LIMIT, training_name(seed))
             if taken is None:
                 continue
-            collector = EvaluationWindows(work.asked, scoring).collector()
-            for batch, written in zip(batches, read_batches(work.folder, logits_name(key, seed))):
+            collector = EvaluationWindows(asked, scoring).collector()
+            for batch, written in zip(batches, read_batches(folder, logits_name(key, seed))):
                 collector.add(batch, [written["logits"]])
             scores: dict[str, Any] = collector.scores(collector.arrays())
             for name in SCORES:
@@ -313,15 +297,15 @@ def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[
     contestants of their own."""
     found = {}
     for name in CASES:
+        keys = contestants.keys
+        if TORCH in keys and name not in WITHOUT_PADDING:
+            keys.append(TORCH + SHORT)
 
         def take(key: str, number: int, name: str = name) -> float | None:
             contestant, short, _ = key.partition(SHORT)
             answered = contestants.step(contestant, LIMIT, name + short)
             return None if answered is None else answered["seconds"]
 
-        keys = contestants.keys
-        if TORCH in keys and name not in WITHOUT_PADDING:
-            keys.append(TORCH + SHORT)
         found[name] = take_rounds(keys, rounds, take, WARM_UPS)
     return found
 
@@ -331,15 +315,9 @@ def summarize_speed(rounds: Mapping[str, list[dict[str, float]]]) -> list[dict[s
     rows = []
     for name, measured in rounds.items():
         for key in dict.fromkeys(key for each in measured for key in each):
-            row: dict[str, Any] = {
-                "case": name,
-                "contestant": key,
-                "seconds": spread([each[key] for each in measured if key in each])._asdict(),
-            }
-            compared = ratios(measured, key, OURS)
-            if compared and key != OURS:
-                row["to_ours"] = spread(compared)._asdict()
-            rows.append(row)
+            seconds = spread([each[key] for each in measured if key in each])._asdict()
+            row = {"case": name, "contestant": key, "seconds": seconds}
+            rows.append({**row, **to_ours(measured, key)})
     return rows
 
 
@@ -358,7 +336,7 @@ def scores_table(scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> str
     return "\n".join(lines)
 
 
-def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int], title: str) -> Table:
+def speed_table(rows: Sequence[Mapping[str, Any]], tokens: Mapping[str, int], title: str) -> Table:
     """Seconds and ratios by case, for people."""
     shown = []
     for row in rows:
@@ -367,8 +345,7 @@ def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int], title: str) 
         padding = "the longest" if short else str(CASES[name].padded)
         cells = [f"{CASES[name].title} ({tokens[name]:,} tokens)", TITLES[key]]
         cells.append("" if key == OURS or name in WITHOUT_PADDING else padding)
-        cells.append(Spread(**row["seconds"]).shown(3))
-        cells.append(Spread(**row["to_ours"]).shown(2) if "to_ours" in row else "")
+        cells += [Spread(**row["seconds"]).shown(3), ratio_shown(row)]
         shown.append(Row(cells))
     head = ("", "", "padded to", "seconds (quartiles)", "to ours")
     return Table(title, head, shown, names=3)
@@ -409,8 +386,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise InputError(f"--score_dtype {options.score_dtype}: name it in --dtypes too")
     results, failed = [], False
     with tempfile.TemporaryDirectory() as folder:
-        work = prepare(options, folder)
-        print(work.sizes + "\n", flush=True)
+        settings, asked, tokens, sizes = prepare(options, folder)
+        print(sizes + "\n", flush=True)
         scores: Mapping[str, Any] = {}
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
@@ -422,16 +399,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     first = {key: contestants.step(key, LIMIT, LOSSES) for key in contestants.keys}
                     losses = {key: each["losses"] for key, each in first.items() if each is not None}
                     print(losses_line(losses), end="", flush=True)
-                    scores = measure_scores(work, contestants)
+                    scores = measure_scores(folder, settings, asked, contestants)
                     print(f"{dtype}\n{scores_table(scores)}\n", flush=True)
                 rounds = measure_speed(contestants, options.rounds) if options.rounds else {}
             rows = summarize_speed(rounds)
             if rounds:
-                shown = speed_table(rows, work.tokens, f"{dtype}, {options.rounds} rounds")
+                shown = speed_table(rows, tokens, f"{dtype}, {options.rounds} rounds")
                 print(f"{terminal(shown)}\n", flush=True)
             failed |= bool(contestants.left_out)
             results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
-    figures = {"machine": here, "work": work.sizes, "losses": losses, "scores": scores}
+    figures = {"machine": here, "work": sizes, "losses": losses, "scores": scores}
     finish(options, {**figures, "threads": options.threads, "speed": results})
     return 1 if failed else 0
 

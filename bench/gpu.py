@@ -31,6 +31,7 @@ import numpy as np
 from base import machine
 from base.command_line import positive_int
 from base.errors import InputError
+from base.json_files import read_json_lines
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
 from bench.harness import NOTICE, Measurement, end_at, write_figures
@@ -65,10 +66,10 @@ class Work:
         """The short floating-point type of this device."""
         return "float16" if self.device == "gpu" else "bfloat16"
 
-    def sizes(self, accumulate: int) -> list[str]:
-        """The same as words for bench.gpu_worker."""
+    def take_steps(self, model: str, dtype: str, accumulate: int) -> dict[str, Any]:
+        """The answer of bench.gpu_worker about its steps."""
         sizes = {"rows": self.rows, "length": self.length, "steps": self.steps, "accumulate": accumulate}
-        return [f"{name}={value}" for name, value in sizes.items()]
+        return ask("steps", device=self.device, model=model, dtype=dtype, sizes=sizes)
 
 
 class Result(NamedTuple):
@@ -84,11 +85,10 @@ class Failed(Exception):
     """A process of the check did not do its work; the message is its last line."""
 
 
-def ask(arguments: Sequence[str]) -> dict[str, Any]:
+def ask(what: str, **settings: Any) -> dict[str, Any]:
     """The answer of bench.gpu_worker. Failed where it does not give one."""
-    text = started([sys.executable, "-m", "bench.gpu_worker", *arguments], {})
-    answer = json.loads(text.strip().splitlines()[-1])
-    return dict(answer)
+    text = started([sys.executable, "-m", "bench.gpu_worker", what, json.dumps(settings)], {})
+    return dict(json.loads(text.strip().splitlines()[-1]))
 
 
 def started(command: Sequence[str], more: Mapping[str, str]) -> str:
@@ -112,7 +112,7 @@ def find_ranks(device: str) -> int:
     if device == "cpu":
         return 2
     try:
-        found = ask(["devices"])
+        found = ask("devices")
     except Failed as error:
         reason = f"MXNet cannot be loaded ({error}); install the NVIDIA driver and run make setup CUDA=112"
         raise InputError(f"no GPU: {reason}") from error
@@ -143,7 +143,7 @@ def precision(work: Work) -> list[Result]:
     """The losses of the short type against float32's."""
     results = []
     for model in work.models:
-        both = [ask(["steps", work.device, model, dtype, *work.sizes(1)]) for dtype in ("float32", work.low)]
+        both = [work.take_steps(model, dtype, 1) for dtype in ("float32", work.low)]
         short = next((seen["out_of_memory"] for seen in both if "out_of_memory" in seen), None)
         name = f"{model}, {work.low} against float32"
         if short:
@@ -167,7 +167,7 @@ def speed(work: Work) -> list[Result]:
     for model in work.models:
         for dtype in ("float32", work.low):
             for accumulate in ACCUMULATE:
-                seen = ask(["steps", work.device, model, dtype, *work.sizes(accumulate)])
+                seen = work.take_steps(model, dtype, accumulate)
                 text = (
                     f"out of memory: {seen['out_of_memory']}"
                     if "out_of_memory" in seen
@@ -181,7 +181,7 @@ def speed(work: Work) -> list[Result]:
 
 def memory(work: Work) -> list[Result]:
     """Too much memory is asked for."""
-    seen = ask(["beyond", work.device])
+    seen = ask("beyond", device=work.device)
     said = seen.get("out_of_memory")
     return [Result("memory", "more than there is", said or "no error", said is not None)]
 
@@ -210,8 +210,7 @@ def backends(work: Work) -> list[Result]:
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             script = [str(ROOT / f"run_pretraining_{backend}.py"), *words]
             launch(work, backend, script, folder)
-            rows = (folder / "ckpt" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        seen = [json.loads(row) for row in rows]
+            seen = read_json_lines(str(folder / "ckpt" / "metrics.jsonl"))
         curves[backend] = np.array([row["mlm_loss"] for row in seen if "mlm_loss" in row])
         rate = float(np.median([row["sequences_per_s"] for row in seen if "sequences_per_s" in row]))
         text = f"{len(curves[backend])} steps, loss {curves[backend][-1]:.4f}, {rate:.1f} sequences/s"

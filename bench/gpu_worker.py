@@ -1,8 +1,9 @@
 """Worker: one measurement of bench/gpu.py on one device, as JSON on the last line of its output.
 
-    python -m bench.gpu_worker devices
-    python -m bench.gpu_worker steps gpu bert_12_768_12 float16 rows=32 length=128 steps=10 accumulate=4
-    python -m bench.gpu_worker beyond gpu
+    python -m bench.gpu_worker devices {}
+    python -m bench.gpu_worker steps '{"device": "gpu", "model": "bert_12_768_12", "dtype": "float16",
+        "sizes": {"rows": 32, "length": 128, "steps": 10, "accumulate": 4}}'
+    python -m bench.gpu_worker beyond '{"device": "gpu"}'
 
 steps: losses of steps on the same few batches, which are learned by heart, their seconds, and memory. beyond:
 what asking for more memory than any device has is answered with.
@@ -15,7 +16,7 @@ import json
 import resource
 import sys
 import time
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -116,22 +117,19 @@ def capabilities(count: int) -> list[list[int]]:
     return found
 
 
-def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
+def answer(what: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Measures; where the device's memory does not suffice, {"out_of_memory": first line of the message}."""
-    what, *rest = arguments
     if what == "devices":
         built = mx.runtime.Features().is_enabled("CUDA")
         count = mx.context.num_gpus()
         return {"gpus": count, "cuda": built, "capabilities": capabilities(count) if count else []}
-    device = mx.Context(rest[0], 0)
+    device = mx.Context(settings["device"], 0)
     try:
         if what == "beyond":
             return beyond(device)
-        numbers = dict(word.split("=") for word in rest[3:])
-        sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
-        model, dtype = rest[1:3]
+        sizes, dtype = Sizes(**settings["sizes"]), settings["dtype"]
         scaler = LossScaler() if dtype == "float32" else DynamicScaler()
-        network = Network(Pretraining(), named_config(model), VOCABULARY, Kind(device, dtype))
+        network = Network(Pretraining(), named_config(settings["model"]), VOCABULARY, Kind(device, dtype))
         take = pretraining_step(network, sizes.accumulate, scaler)
         return steps(take, scaler, sizes, device)
     except (mx.MXNetError, MemoryError) as error:
@@ -142,4 +140,4 @@ def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(sys.argv[1:])))
+    print(json.dumps(answer(sys.argv[1], json.loads(sys.argv[2]))))

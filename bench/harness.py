@@ -18,6 +18,7 @@ from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
 from base.files import replacing
 from base.threads import set_threads
+from bench.trainings import OURS
 from bench.workers import KEEPS_MEMORY, NO_TORCH, ROOT, find_torch_python
 from data.embedded import build as build_embedded
 from data.questions.cloze import ClozeSettings, make_questions
@@ -54,6 +55,17 @@ def spread(values: Sequence[float]) -> Spread:
 def ratios(rounds: Sequence[Round], key: str, base: str) -> list[float]:
     """Seconds of `key` for one of `base`, in every round that has both."""
     return [each[key] / each[base] for each in rounds if key in each and base in each]
+
+
+def to_ours(rounds: Sequence[Round], key: str) -> dict[str, Any]:
+    """{"to_ours": spread of the ratios}, for a row of JSON; {} for ours itself and where there are none."""
+    found = ratios(rounds, key, OURS) if key != OURS else []
+    return {"to_ours": spread(found)._asdict()} if found else {}
+
+
+def ratio_shown(row: Mapping[str, Any]) -> str:
+    """The same of such a row, for people."""
+    return Spread(**row["to_ours"]).shown(2) if "to_ours" in row else ""
 
 
 def in_turns(items: Sequence[T], number: int) -> list[T]:

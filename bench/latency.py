@@ -19,21 +19,20 @@ import os
 import re
 import sys
 import tempfile
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 from base.command_line import positive_int
 from base.tables import Row, Table, terminal
-from bench.finetune import random_weights
-from bench.harness import Measurement, Spread, begin, finish, ratios, spread, take_rounds
+from bench.finetune import full_windows, random_weights
+from bench.harness import Measurement, begin, finish, ratio_shown, take_rounds, to_ours
 from bench.trainings import (
     LATENCY,
     LIMIT,
     MODEL,
     MODULES,
     ONNX,
-    OURS,
     TITLES,
     Settings,
     write_batches,
@@ -42,11 +41,10 @@ from bench.trainings import (
 from bench.work import DTYPES, VOCABULARY, native_dtypes
 from bench.workers import Contestants
 from bert.weights.exporting import export
-from data.questions.windows import QuestionBatch
 from data.tokenizing.vocab import SPECIAL_TOKENS
 from training.entry import exit_code
 
-SECONDS = 1e3  # milliseconds of one
+MILLISECONDS = 1e3  # of a second
 
 
 def prepare(options: argparse.Namespace, folder: str) -> None:
@@ -58,49 +56,25 @@ def prepare(options: argparse.Namespace, folder: str) -> None:
         os.makedirs(os.path.join(folder, name))
         export(weights, os.path.join(folder, name), form)
     write_settings(folder, Settings(0, [0], 0.0))
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for size in options.sizes:
-        shape = tuple(map(int, size.split("x")))
-        none, whole = np.zeros(shape[0], np.int32), np.full(shape[0], shape[1], np.int32)
-        batches = [
-            QuestionBatch(
-                drawn.integers(len(SPECIAL_TOKENS), VOCABULARY, shape, np.int32), np.zeros(shape, np.int32),
-                whole, none, none, none.astype(np.int64),
-            )
-            for _ in range(options.calls)
-        ]  # fmt: skip
-        write_batches(folder, size, [each._asdict() for each in batches])
+        sequences, tokens = map(int, size.split("x"))
+        calls = [full_windows((sequences, tokens), VOCABULARY, generator) for _ in range(options.calls)]
+        write_batches(folder, size, [each._asdict() for each in calls])
 
 
 def measure(contestants: Contestants, size: str, rounds: int) -> list[dict[str, Any]]:
     """A row for each contestant: its calls in milliseconds, and the ratio to ours."""
 
-    def take(key: str, number: int) -> list[float] | None:
-        answered = contestants.step(key, LIMIT, size)
-        return None if answered is None else [SECONDS * call for call in answered["calls"]]
-
-    taken = take_rounds(contestants.keys, rounds, take, warm_ups=1)
-    medians = [{key: float(np.median(calls)) for key, calls in each.items()} for each in taken]
+    taken = take_rounds(contestants.keys, rounds, lambda key, _: contestants.step(key, LIMIT, size), 1)
+    medians = [{key: float(np.median(answer["calls"])) for key, answer in each.items()} for each in taken]
     rows = []
     for key in taken[-1]:
-        calls = [call for each in taken for call in each.get(key, [])]
+        calls = MILLISECONDS * np.concatenate([each[key]["calls"] for each in taken if key in each])
         row = {"size": size, "contestant": key, "calls": len(calls), "median_ms": float(np.median(calls))}
         row["of_99_percent_ms"] = float(np.quantile(calls, 0.99))
-        if key != OURS and OURS in taken[-1]:
-            row["to_ours"] = spread(ratios(medians, key, OURS))._asdict()
-        rows.append(row)
+        rows.append({**row, **to_ours(medians, key)})
     return rows
-
-
-def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """The rows for people."""
-    shown = []
-    for row in rows:
-        ratio = Spread(**row["to_ours"]).shown(2) if "to_ours" in row else ""
-        times = [f"{row[name]:.1f}" for name in ("median_ms", "of_99_percent_ms")]
-        shown.append(Row([row["size"], TITLES[row["contestant"]], *times, ratio]))
-    head = ("sequences x tokens", "", "median, ms", "99% within, ms", "to ours")
-    return Table(title, head, shown, names=2)
 
 
 def _size(text: str) -> str:
@@ -137,7 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         contestants.start(key, name, module, words, options.torch_python)
                 rows = [row for size in options.sizes for row in measure(contestants, size, options.rounds)]
                 failed |= contestants.failed
-            print(f"{terminal(table(rows, f'{options.model}, {dtype}'))}\n", flush=True)
+            shown = []
+            for row in rows:
+                times = [f"{row[name]:.1f}" for name in ("median_ms", "of_99_percent_ms")]
+                shown.append(Row([row["size"], TITLES[row["contestant"]], *times, ratio_shown(row)]))
+            head = ("sequences x tokens", "", "median, ms", "99% within, ms", "to ours")
+            print(f"{terminal(Table(f'{options.model}, {dtype}', head, shown, names=2))}\n", flush=True)
             results.append({"dtype": dtype, "rows": rows, "facts": contestants.facts})
     finish(options, {"machine": here, "model": options.model, "threads": options.threads, "latency": results})
     return 1 if failed else 0

@@ -26,7 +26,8 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,8 +35,8 @@ from base.command_line import positive_int
 from base.errors import InputError
 from base.tables import EMPTY, Row, Table, terminal
 from bench.harness import Measurement, finish, given_text, take_rounds
-from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
+from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
 from data.export import CopiesConfig, text_rows
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
@@ -51,20 +52,8 @@ from training.entry import exit_code
 
 TOKENS_PER_BATCH = 8192
 BATCHING = BatchingConfig(TOKENS_PER_BATCH, True, 10)
-SHORT_SEQ_PROB, MASKED_LM_PROB = 0.1, 0.15
-PREDICTIONS = {128: 20, 512: 80}
+MASKING = {length: MaskingConfig(length, 0.1, 0.15, most) for length, most in ((128, 20), (512, 80))}
 STEP_SECONDS = 0.02
-
-
-class Scale(NamedTuple):
-    """Amount that is measured."""
-
-    least_tokens: int = 4_000_000  # of the text, repeated
-    raw_lines: int = 3000  # of the text for GluonNLP's path: its cost per token does not depend on how many
-    steps: int = 50  # that wait for their batches
-
-
-QUICK = Scale(400_000, 1000, 10)
 
 
 def repeated(store: TokenStore, least_tokens: int) -> TokenStore:
@@ -103,7 +92,7 @@ def measure_raw_path(
     lines: Sequence[str],
     vocabulary: Sequence[str],
     tokenize: Callable[[str], list[str]],
-    length: int,
+    settings: MaskingConfig,
     seed: int,
 ) -> dict[str, float]:
     """The same for GluonNLP's path, which goes from text to batches in every epoch."""
@@ -116,10 +105,9 @@ def measure_raw_path(
             f"--input: the first {len(lines)} lines are one document, but a random next sentence comes from "
             "another; separate documents by blank lines"
         )
-    settings = Settings(length, SHORT_SEQ_PROB, MASKED_LM_PROB, PREDICTIONS[length], False)
     instances = create_instances(documents, vocabulary, settings, generator)
     tokens = 0
-    for batch in raw_batches(instances, ids, TOKENS_PER_BATCH, PREDICTIONS[length], generator):
+    for batch in raw_batches(instances, ids, TOKENS_PER_BATCH, generator):
         tokens += int(batch[2].sum())
     return {"in all": tokens / (time.process_time() - begun)}
 
@@ -145,14 +133,12 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
     built = cached_store(paths, TokenizerSettings(vocab), folder)
     store = repeated(built, least_tokens)
     sources: dict[str, Source] = {}
-    for length, predictions in PREDICTIONS.items():
-        for words in (False, True):
-            masking = MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions, words)
-            source = TextSource(store, vocab, masking)
-            sources[f"ours, {length}{', whole words' if words else ''}"] = source
+    for length, masking in MASKING.items():
+        sources[f"ours, {length}"] = TextSource(store, vocab, masking)
+        whole_words = replace(masking, whole_word_mask=True)
+        sources[f"ours, {length}, whole words"] = TextSource(store, vocab, whole_words)
         stored = os.path.join(folder, f"stored-{length}")
-        copies = CopiesConfig(MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions))
-        build_columns(stored, text_rows([built.directory], copies).plan, num_workers=1)
+        build_columns(stored, text_rows([built.directory], CopiesConfig(masking)).plan, num_workers=1)
         sources[f"ours, {length}, stored masks"] = InstanceSource(InstanceStore.open(stored), vocab.pad_id)
     return sources
 
@@ -192,31 +178,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.option("--repeats", 5, 1, "of all rows", type=positive_int, metavar="N")
     parser.option("--batches", 100, 10, "a measurement", type=positive_int, metavar="N")
     options = parser.settle(parser.parse_args(arguments))
-    scale = QUICK if options.quick else Scale()
+    # Tokens of the text, repeated; its lines for GluonNLP's path, whose cost per token does not depend on
+    # their number; steps that wait for their batches.
+    least_tokens, raw_lines, steps = (400_000, 1000, 10) if options.quick else (4_000_000, 3000, 50)
     with tempfile.TemporaryDirectory() as folder:
         paths, vocab_path = given_text(options, folder)
-        sources = prepare(paths, vocab_path, folder, scale.least_tokens)
+        sources = prepare(paths, vocab_path, folder, least_tokens)
         with open(paths[0], encoding="utf-8") as handle:
-            lines = list(itertools.islice(handle, scale.raw_lines))
+            lines = list(itertools.islice(handle, raw_lines))
         vocabulary = load_vocab(vocab_path).tokens
         tokenize = gluonnlp_tokenizer(vocabulary)
-        peers = {f"GluonNLP, {length}": length for length in PREDICTIONS}
+        peers = {f"GluonNLP, {length}": masking for length, masking in MASKING.items()}
 
         def measure(name: str, repeat: int) -> dict[str, float]:
             if name in peers:
                 return measure_raw_path(lines, vocabulary, tokenize, peers[name], repeat)
             return measure_loader(sources[name], options.batches, repeat)
 
-        names = [
-            name
-            for peer, length in peers.items()
-            for name in (peer, *(each for each in sources if each.startswith(f"ours, {length}")))
-        ]
+        # Each peer before ours of the same length.
+        names = sorted([*peers, *sources], key=lambda name: name.split(", ")[1])
         repeats = take_rounds(names, options.repeats, measure)
         waiting = {}
         for count in (1, 2, 8):
             threads = f"{count} prefetching thread{'s' if count > 1 else ''}"
-            waiting[f"ours, 128, {threads}"] = measure_waiting(sources["ours, 128"], count, scale.steps)
+            waiting[f"ours, 128, {threads}"] = measure_waiting(sources["ours, 128"], count, steps)
     rows = summarize(repeats)
     print(terminal(table(rows, waiting)))
     of_names = {name: [each[name] for each in repeats] for name in names}

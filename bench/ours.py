@@ -31,10 +31,10 @@ from bench.trainings import (
     ReadLosses,
     Settings,
     head_weights,
+    latency_step,
     model_name,
     read_settings,
     serve_finetuning,
-    serve_latency,
     serve_pretraining,
 )
 from bench.work import DROPOUT, VOCABULARY, Product, Work, gflop, products
@@ -120,8 +120,8 @@ class Ours:
             PAIRS: (Classification(2, ()), "label_classifier", PairBatch),
         }[kind]
         weights = self._weights(settings.seeds[0])
-        self._computing = Kind(mx.cpu(), dtype, settings.dropout)
-        self.built = Network(task, weights.config, weights.vocab_size, self._computing)
+        kind_of = Kind(mx.cpu(), dtype, settings.dropout)
+        self.built = Network(task, weights.config, weights.vocab_size, kind_of)
         self._network, self._task = self.built.network, task
         self._step: TrainStep
 
@@ -174,8 +174,11 @@ class Ours:
         return total / sum(float(np.sum(batch.masked_weights)) for batch in batches)
 
 
-def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
-    """The step of a run of one process on the CPU; `operators` as for this option."""
+def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
+    """A contestant of bench/step.py, of the words of its work: the step of a run of one process on CPUs."""
+    work, operators = Work.read(words), "auto" if key == OURS else "mxnet"
+    if key == "products":
+        return set_up_products(work)
     network = Network(Pretraining(), work.config, VOCABULARY, Kind(mx.cpu(), work.dtype, DROPOUT, operators))
     step = pretraining_step(network)
     fused, size = network.operators == "fused", work.batch
@@ -251,23 +254,9 @@ def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     return compute, {"gflop": gflop(chosen), "square_gflops": peak}
 
 
-def set_up_contestant(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
-    """A contestant of bench/step.py, of the words of its work."""
-    work = Work.read(words)
-    if key == "products":
-        return set_up_products(work)
-    return set_up_step(work, "auto" if key == OURS else "mxnet")
-
-
 def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
-    made: list[Ours] = []
-
-    def make(kind: str, settings: Settings) -> Ours:
-        made.append(Ours(kind, folder, settings, dtype))
-        return made[-1]
-
-    steps = serve_finetuning(folder, OURS, make, pads=False)
-    return steps, {"operators": made[0].built.operators}
+    steps = serve_finetuning(folder, OURS, lambda kind, settings: Ours(kind, folder, settings, dtype))
+    return steps, {"operators": choose_operators("auto", dtype, mx.cpu())}
 
 
 def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
@@ -278,12 +267,12 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
 def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
     learner = Ours(WINDOWS, folder, read_settings(folder), dtype)
     learner.begin(seed=0)
-    steps = serve_latency(folder, learner.batches, lambda batch: learner.logits([batch]), sizes)
+    steps = {size: latency_step(folder, size, learner.batches, learner.logits) for size in sizes}
     return steps, {"operators": learner.built.operators}
 
 
 SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {
-    "step": set_up_contestant,
+    "step": set_up_step,
     "finetune": set_up_finetuning,
     "pretraining": set_up_pretraining,
     "latency": set_up_latency,

@@ -19,12 +19,13 @@ from gluonnlp.model.bert import BERTEncoder, BERTModel
 
 from bench.work import DROPOUT, VOCABULARY, Work
 from bench.workers import ReadResults, TakeStep, Unsupported, serve
+from data.pretraining.batches import dummy_batch
 
 
 def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     if work.peers_dtype != "float32":
         raise Unsupported("GluonNLP's BERT trains in float32 on CPUs")
-    size, (sequences, length, masked) = work.config, work.batch
+    size = work.config
     encoder = BERTEncoder(
         num_layers=size.layers,
         units=size.units,
@@ -43,21 +44,15 @@ def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     options = {"learning_rate": 1e-4, "wd": 0.01, "bias_correction": False}
     trainer = mx.gluon.Trainer(model.collect_params(), "lamb", options, update_on_kvstore=False)
 
-    rng = np.random.default_rng(0)
-
-    def tokens(*shape: int) -> Any:
-        return mx.nd.array(rng.integers(5, VOCABULARY, shape), dtype="float32")
-
-    ids, labels = tokens(sequences, length), tokens(sequences * masked)
-    segments = mx.nd.array(np.tile(np.arange(length) >= length // 2, (sequences, 1)), dtype="float32")
-    chosen = [np.sort(rng.permutation(length)[:masked]) for _ in range(sequences)]
-    positions = mx.nd.array(np.stack(chosen), dtype="float32")
-    lengths, is_next = mx.nd.full((sequences,), length), mx.nd.zeros((sequences,))
+    batch = dummy_batch(*work.batch, VOCABULARY, np.random.default_rng(0))
+    ids, segments, lengths, positions, labels, _, is_next = (
+        mx.nd.array(each, dtype="float32") for each in batch
+    )
 
     def take_step() -> ReadResults:
         with mx.autograd.record():
             _, _, next_sentence, scores = model(ids, segments, lengths, positions)
-            mlm = mlm_loss(scores.reshape((-1, VOCABULARY)), labels).mean()
+            mlm = mlm_loss(scores.reshape((-1, VOCABULARY)), labels.reshape(-1)).mean()
             loss = mlm + nsp_loss(next_sentence, is_next).mean()
         loss.backward()
         trainer.step(1)

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import onnxruntime
 
-from bench.trainings import ONNX, Arrays, serve_latency
+from bench.trainings import ONNX, Arrays, latency_step
 from bench.workers import Steps, serve
 from bert.weights.onnx_file import GRAPH
 
 
-def inputs(batch: Arrays) -> dict[str, np.ndarray]:
-    """The graph's inputs; no sequence has padding."""
-    ids = batch["input_ids"].astype(np.int64)
-    segments = batch["segment_ids"].astype(np.int64)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": segments}
+def inputs(stored: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+    """The graph's inputs of batches; no sequence has padding."""
+    found = []
+    for batch in stored:
+        ids, segments = (batch[name].astype(np.int64) for name in ("input_ids", "segment_ids"))
+        found.append({"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": segments})
+    return found
 
 
 def set_up(what: str, folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
@@ -33,12 +35,12 @@ def set_up(what: str, folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict
     options.intra_op_num_threads = threads = int(os.environ["OMP_NUM_THREADS"])
     path = os.path.join(folder, ONNX, GRAPH)
     session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-    steps = serve_latency(
-        folder,
-        lambda stored: [inputs(batch) for batch in stored],
-        lambda batch: session.run(["last_hidden_state"], batch),
-        sizes,
-    )
+
+    def answer(batches: Sequence[Mapping[str, np.ndarray]]) -> None:
+        for batch in batches:
+            session.run(["last_hidden_state"], batch)
+
+    steps = {size: latency_step(folder, size, inputs, answer) for size in sizes}
     return steps, {"onnxruntime": onnxruntime.__version__, "threads": threads}
 
 

@@ -48,12 +48,11 @@ from bench.trainings import (
     ReadLosses,
     Settings,
     head_weights,
+    latency_step,
     model_name,
-    padded_to,
     read_batches,
     read_settings,
     serve_finetuning,
-    serve_latency,
     serve_pretraining,
 )
 from bench.work import DROPOUT, VOCABULARY, Work
@@ -234,11 +233,12 @@ def tensors(batch: Arrays, padded: int | None = None) -> dict[str, Any]:
     `masked_losses` as long as they are. A next sentence's label means the same in both projects: 1 is a
     random one."""
     masked, lengths = "masked_ids" in batch, batch["valid_lengths"]
-    width = batch["input_ids"].shape[1] if masked else padded or int(lengths.max())
-    arrays = padded_to(batch, width)
+    stored = batch["input_ids"].shape[1]
+    width = stored if masked else padded or int(lengths.max())
+    more = (0, 0), (0, max(0, width - stored))
     chosen = {
-        "input_ids": arrays["input_ids"],
-        "token_type_ids": arrays["segment_ids"],
+        "input_ids": np.pad(batch["input_ids"], more)[:, :width],
+        "token_type_ids": np.pad(batch["segment_ids"], more)[:, :width],
         "attention_mask": np.arange(width)[None, :] < lengths[:, None],
         **{name: batch[field] for field, name in LABELS.items() if field in batch},
     }
@@ -250,18 +250,24 @@ def tensors(batch: Arrays, padded: int | None = None) -> dict[str, Any]:
     return {name: torch.from_numpy(array.astype(np.int64)) for name, array in chosen.items()}
 
 
-def fastest_attention(folder: str, dtype: str) -> str:
-    """The implementation of attention whose steps take less time on windows as they are."""
-    stored, seconds = read_batches(folder, WINDOWS)[:1], {}
+def faster(folder: str, dtype: str, name: str) -> Torch:
+    """A learner for questions, with the implementation of attention that takes less time: to train on windows
+    (WINDOWS), else to answer the calls of the file `name`."""
+    found = []
     for attention in ATTENTIONS:
         learner = Torch(WINDOWS, folder, read_settings(folder), dtype, attention)
         learner.begin(seed=0)
-        batches = learner.batches(stored, CASES[WINDOWS].padded)
-        learner.train(batches, [0.0])
+        if name == WINDOWS:
+            batches = learner.batches(read_batches(folder, name)[:1], CASES[name].padded)
+            run: Callable[[], Any] = partial(learner.train, batches, [0.0])
+        else:
+            run = partial(learner.logits, learner.batches(read_batches(folder, name)))
+        run()
         begun = time.perf_counter()
-        learner.train([*batches, *batches], [0.0, 0.0])
-        seconds[attention] = time.perf_counter() - begun
-    return min(seconds, key=lambda attention: seconds[attention])
+        run()
+        run()
+        found.append((time.perf_counter() - begun, learner))
+    return min(found, key=lambda each: each[0])[1]
 
 
 def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
@@ -311,12 +317,12 @@ def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
 
 def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
     check(dtype)
-    attention = fastest_attention(folder, dtype)
+    attention = faster(folder, dtype, WINDOWS).attention
 
     def make(kind: str, settings: Settings) -> Torch:
         return Torch(kind, folder, settings, dtype, attention)
 
-    return serve_finetuning(folder, TORCH, make, pads=True), {"attention": attention}
+    return serve_finetuning(folder, TORCH, make), {"attention": attention}
 
 
 def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
@@ -326,18 +332,9 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
 
 def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
     check(dtype)
-    steps, chosen = {}, {}
-    for size in sizes:
-        medians = {}
-        for attention in ATTENTIONS:
-            learner = Torch(WINDOWS, folder, read_settings(folder), dtype, attention)
-            learner.begin(seed=0)
-            answer = partial(lambda learner, batch: learner.logits([batch]), learner)
-            step = serve_latency(folder, learner.batches, answer, [size])[size]
-            step()
-            medians[float(np.median(step()()["calls"]))] = attention, step
-        chosen[size], steps[size] = medians[min(medians)]
-    return steps, {"attention": chosen}
+    learners = {size: faster(folder, dtype, size) for size in sizes}
+    steps = {size: latency_step(folder, size, each.batches, each.logits) for size, each in learners.items()}
+    return steps, {"attention": {size: each.attention for size, each in learners.items()}}
 
 
 def check(dtype: str) -> None:

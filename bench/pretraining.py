@@ -29,6 +29,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base.command_line import path_name, positive, positive_int
+from base.drawing import COLOURS, new_figure
 from base.files import replacing
 from bench.finetune import random_weights
 from bench.harness import Measurement, begin, finish, given_text, in_turns, note
@@ -224,18 +225,12 @@ def lines_of(figures: Mapping[str, Any]) -> list[str]:
 
 def plot(path: str, trainings: Trainings, settings: Settings) -> None:
     """Losses by step, and held-out losses by seconds of training."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((11, 4.5))
     left, right = figure.subplots(1, 2)
-    styles = {OURS: ("#0072B2", "-"), TORCH: ("#E69F00", "--")}
+    styles = {OURS: {"color": COLOURS[0], "linestyle": "-"}, TORCH: {"color": COLOURS[1], "linestyle": "--"}}
     for name, by_seed in trainings.items():
-        colour, line = styles[name]
         for seed, training in by_seed.items():
-            look = {"color": colour, "linestyle": line, "alpha": 1.0 if seed == 0 else 0.35}
-            look["label"] = _title(name, seed)
+            look: Any = {**styles[name], "alpha": 1.0 if seed == 0 else 0.35, "label": _title(name, seed)}
             losses, chunk = training.losses, settings.chunk
             means = [float(np.mean(losses[at : at + chunk])) for at in range(0, len(losses), chunk)]
             steps = [min(at + chunk, len(losses)) for at in range(0, len(losses), chunk)]
@@ -288,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         plot(options.plot, trainings, settings)
     curves = {
-        name: {str(seed): {**each._asdict(), "seconds": each.seconds} for seed, each in by_seed.items()}
+        name: {str(seed): each._asdict() for seed, each in by_seed.items()}
         for name, by_seed in trainings.items()
     }
     finish(options, {"machine": here, "facts": running.facts, "trainings": curves, **figures})

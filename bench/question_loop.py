@@ -87,23 +87,15 @@ def features(
                 break
             start += min(length, settings.doc_stride)
         for index, (start, length) in enumerate(spans):
-            input_ids = [vocab.cls_id, *query, vocab.sep_id]
-            segment_ids = [0] * len(input_ids)
-            first = len(input_ids)
-            origin: dict[int, int] = {}
-            best: dict[int, bool] = {}
-            for place in range(start, start + length):
-                origin[len(input_ids)] = place
-                best[len(input_ids)] = _is_max_context(spans, index, place)
-                input_ids.append(ids[place])
-                segment_ids.append(1)
-            input_ids.append(vocab.sep_id)
-            segment_ids.append(1)
-            mask = [1] * len(input_ids)
-            while len(input_ids) < settings.max_seq_length:
-                input_ids.append(vocab.pad_id)
-                mask.append(0)
-                segment_ids.append(0)
+            first = len(query) + 2
+            input_ids = [vocab.cls_id, *query, vocab.sep_id, *ids[start : start + length], vocab.sep_id]
+            segment_ids = [0] * first + [1] * (length + 1)
+            origin = dict(enumerate(range(start, start + length), first))
+            best = {at: _is_max_context(spans, index, place) for at, place in origin.items()}
+            padding = settings.max_seq_length - len(input_ids)
+            mask = [1] * len(input_ids) + [0] * padding
+            input_ids += [vocab.pad_id] * padding
+            segment_ids += [0] * padding
             begin = end = 0
             if answer is not None and answer[0] >= start and answer[1] < start + length:
                 begin, end = answer[0] - start + first, answer[1] - start + first
@@ -211,16 +203,10 @@ def best_answers(
             entries.append(Entry("", null[1], null[2]))
         best = next((entry for entry in entries if entry.text), None)
         odds.append(null[0] - best.start_logit - best.end_logit if best else math.inf)
-        probabilities = _softmax([entry.start_logit + entry.end_logit for entry in entries])
-        everything.append([entry._replace(probability=each) for entry, each in zip(entries, probabilities)])
+        scores = [entry.start_logit + entry.end_logit for entry in entries]
+        powers = [math.exp(score - max(scores)) for score in scores]
+        everything.append([each._replace(probability=p / sum(powers)) for each, p in zip(entries, powers)])
     return everything, odds
-
-
-def _softmax(scores: list[float]) -> list[float]:
-    if not scores:
-        return []
-    powers = [math.exp(score - max(scores)) for score in scores]
-    return [power / sum(powers) for power in powers]
 
 
 def mean_f1(questions: Questions, predictions: Sequence[str]) -> float:

@@ -2,32 +2,22 @@
 
 Each epoch it tokenizes every line again and runs Google's create_pretraining_data algorithm (Devlin et al.,
 arXiv:1810.04805, sections A.1 and A.2) over Python lists, document by document. This is that algorithm
-written out plainly with Python's `random`, independent of `data/`: documents are lists of sentences, which
-are lists of tokens. GluonNLP itself is imported only where its tokenizer is made: that takes seconds, and
-imports MXNet.
+written out plainly with Python's `random`, independent of `data/` but for its settings: documents are lists
+of sentences, which are lists of tokens. GluonNLP itself is imported only where its tokenizer is made: that
+takes seconds, and imports MXNet.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from data.options import MaskingConfig
+
 Document = Sequence[Sequence[str]]
-ARRAYS = 7  # of a batch: ids, segments, lengths, masked positions, ids and weights, next sentence labels
-
-
-class Settings(NamedTuple):
-    """Settings of create_pretraining_data: tokens of a sequence, the probability of short ones, and
-    masking."""
-
-    max_seq_length: int
-    short_seq_prob: float
-    masked_lm_prob: float
-    max_predictions: int
-    whole_word_mask: bool
 
 
 @dataclass
@@ -67,14 +57,14 @@ def read_documents(lines: Iterable[str], tokenize: Callable[[str], list[str]]) -
 def pairs_of_document(
     documents: Sequence[Document],
     number: int,
-    max_seq_length: int,
-    short_seq_prob: float,
+    settings: MaskingConfig,
     generator: random.Random,
 ) -> Iterator[tuple[list[str], list[str], bool]]:
     """A, B and whether B is from another document, for each chunk of document `number`."""
     document = documents[number]
-    room = max_seq_length - 3  # for [CLS] and two [SEP]
-    wanted = generator.randint(2, room) if generator.random() < short_seq_prob else room
+    assert settings.max_seq_length is not None
+    room = settings.max_seq_length - 3  # for [CLS] and two [SEP]
+    wanted = generator.randint(2, room) if generator.random() < settings.short_seq_prob else room
     chunk: list[Sequence[str]] = []
     size = place = 0
     while place < len(document):
@@ -113,7 +103,7 @@ def masked_instance(
     b: list[str],
     is_random: bool,
     vocab_words: Sequence[str],
-    settings: Settings,
+    settings: MaskingConfig,
     generator: random.Random,
 ) -> Instance:
     """[CLS] A [SEP] B [SEP] with tokens chosen in random order: 80% [MASK], 10% kept, 10% any token."""
@@ -127,7 +117,8 @@ def masked_instance(
         else:
             words.append([place])
     generator.shuffle(words)
-    wanted = min(settings.max_predictions, max(1, int(round(len(tokens) * settings.masked_lm_prob))))
+    assert settings.max_predictions_per_seq is not None
+    wanted = min(settings.max_predictions_per_seq, max(1, int(round(len(tokens) * settings.masked_lm_prob))))
     chosen: list[int] = []
     for word in words:
         if len(chosen) >= wanted:
@@ -147,27 +138,22 @@ def masked_instance(
 def create_instances(
     documents: Sequence[Document],
     vocab_words: Sequence[str],
-    settings: Settings,
+    settings: MaskingConfig,
     generator: random.Random,
 ) -> list[Instance]:
     """One epoch's instances of all documents, by document."""
     return [
         masked_instance(a, b, is_random, vocab_words, settings, generator)
         for number in range(len(documents))
-        for a, b, is_random in pairs_of_document(
-            documents, number, settings.max_seq_length, settings.short_seq_prob, generator
-        )
+        for a, b, is_random in pairs_of_document(documents, number, settings, generator)
     ]
 
 
 def batches(
-    instances: list[Instance],
-    ids: dict[str, int],
-    tokens_per_batch: int,
-    max_predictions: int,
-    generator: random.Random,
+    instances: list[Instance], ids: dict[str, int], tokens_per_batch: int, generator: random.Random
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Ready batches of about equally long instances, padded, in random order: ARRAYS arrays each."""
+    """Ready batches of about equally long instances, padded, in random order: ids, segments, lengths, masked
+    positions, ids and weights, next sentence labels."""
     order = sorted(
         range(len(instances)), key=lambda index: (len(instances[index].tokens), generator.random())
     )
@@ -177,8 +163,9 @@ def batches(
             groups.append([])
         groups[-1].append(index)
     generator.shuffle(groups)
+    most = max(len(instance.positions) for instance in instances)
     for group in groups:
-        yield _padded([instances[index] for index in group], ids, max_predictions)
+        yield _padded([instances[index] for index in group], ids, most)
 
 
 def _padded(group: list[Instance], ids: dict[str, int], max_predictions: int) -> tuple[np.ndarray, ...]:

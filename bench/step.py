@@ -27,9 +27,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import statistics
 import sys
-import time
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
@@ -37,13 +35,26 @@ from base.command_line import positive_int
 from base.memory import available_bytes
 from base.tables import Row, Table, terminal
 from bench import workers
-from bench.harness import Measurement, Round, Spread, begin, finish, note, ratios, spread, take_rounds
+from bench.harness import (
+    Measurement,
+    Round,
+    Spread,
+    begin,
+    finish,
+    note,
+    ratio_shown,
+    ratios,
+    spread,
+    take_rounds,
+    to_ours,
+)
+from bench.trainings import OURS
 from bench.work import BATCHES, DTYPES, MODELS, SPLIT, VOCABULARY, Work, native_dtypes
 from bench.workers import Contestants
 from bert import memory
 from training.entry import exit_code
 
-OURS, PRODUCTS = "ours", "products"
+PRODUCTS = "products"
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
 WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
 QUICK_MODEL = "bert_1_64_1"
@@ -71,18 +82,6 @@ CONTESTANTS = {
 # A large model's step takes long, and the peers differ there as they do on a small one.
 DEFAULTS = {"large": (OURS, "torch", "gluonnlp", PRODUCTS)}
 DEFAULT = (OURS, "ours_mxnet", "torch", "torch_masked", "gluonnlp", PRODUCTS)
-
-
-class Session(NamedTuple):
-    """Workers that lived at the same time, and in every round the seconds of a step, by contestant.
-
-    `idle_cpu`, `idle_wall`: seconds of those that waited while another computed.
-    """
-
-    workers: Contestants
-    rounds: list[dict[str, float]]
-    idle_cpu: float
-    idle_wall: float
 
 
 def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[list[str]]:
@@ -120,34 +119,27 @@ def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[lis
 
 def run_session(
     work: Work, keys: Sequence[str], rounds: int, warm_ups: int, torch_python: str | None
-) -> Session:
-    """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
-    idle_cpu = idle_wall = 0.0
+) -> tuple[Contestants, list[dict[str, float]]]:
+    """Starts the contestants one after the other, warms each up, takes the rounds, ends them.
+
+    Returns:
+        The contestants, which have ended, and in every round the seconds of a step, by contestant.
+    """
     with Contestants() as running:
         for key in keys:
             name = f"{CONTESTANTS[key].title} ({work})"
-            running.start(key, name, CONTESTANTS[key].module, ["step", key, *work.words], torch_python)
+            running.start(key, name, CONTESTANTS[key].module, ["step", key, *map(str, work)], torch_python)
             answers = [running.step(key) for _ in range(warm_ups)]
             warm = [answer["seconds"] for answer in answers if answer is not None]
             if key in running.keys:
                 running.facts[key]["warm_up_s"] = warm
                 note(f"  {name}: ready, warm-up {' '.join(f'{each:.2f}' for each in warm)} s")
 
-        def take(key: str, number: int) -> float | None:
-            nonlocal idle_cpu, idle_wall
-            waiting = [other for other in running.keys if other != key]
-            before, begun = running.cpu_seconds(waiting), time.monotonic()
-            answer = running.step(key)
-            if answer is None:
-                return None
-            idle_cpu += running.cpu_seconds(waiting) - before
-            idle_wall += (time.monotonic() - begun) * len(waiting)
-            running.facts[key].setdefault("losses", []).append(answer["loss"])
-            return float(answer["seconds"])
-
-        found = take_rounds(running.keys, rounds, take)
+        taken = take_rounds(running.keys, rounds, lambda key, _: running.step(key))
         running.end()
-    return Session(running, found, idle_cpu, idle_wall)
+    for key in running.facts:
+        running.facts[key]["losses"] = [each[key]["loss"] for each in taken if key in each]
+    return running, [{key: answer["seconds"] for key, answer in each.items()} for each in taken]
 
 
 def measure(
@@ -164,22 +156,20 @@ def measure(
     alone = len(plan) > 1 and all(len(chosen) == 1 for chosen in plan)
     repeats = 2 if alone else 1
     others = machine.Others()
-    sessions: list[Session] = []
-    merged: list[dict[str, float]] = []
-    for _ in range(repeats):
-        made = [
-            run_session(work, chosen, math.ceil(rounds / repeats), warm_ups, torch_python) for chosen in plan
-        ]
-        sessions += made
-        if alone:
-            merged += [
-                {k: s for each in row for k, s in each.items()} for row in zip(*(s.rounds for s in made))
-            ]
-        else:
-            merged += [row for session in made for row in session.rounds]
+    sessions = [
+        run_session(work, chosen, math.ceil(rounds / repeats), warm_ups, torch_python)
+        for _ in range(repeats)
+        for chosen in plan
+    ]
+    merged = [row for _, found in sessions for row in found]
+    if alone:  # the rows of a repeat side by side
+        repeated = [sessions[at : at + len(plan)] for at in range(0, len(sessions), len(plan))]
+        rows = [row for each in repeated for row in zip(*(found for _, found in each))]
+        merged = [{key: seconds for each in row for key, seconds in each.items()} for row in rows]
     # Children count when they have ended and been waited for, which all of them have.
     shares = others.shares()
-    facts = {key: value for session in sessions for key, value in session.workers.facts.items()}
+    ended = [running for running, _ in sessions]
+    facts = {key: value for each in ended for key, value in each.facts.items()}
     peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
     result = {
         **work._asdict(),
@@ -187,17 +177,17 @@ def measure(
         "rounds": rounds,
         "together": None if alone else plan,
         "peak_gflops": peak,
-        "idle": sum(s.idle_cpu for s in sessions) / max(1e-9, sum(s.idle_wall for s in sessions)),
+        "idle": sum(each.idle_cpu for each in ended) / max(1e-9, sum(each.idle_wall for each in ended)),
         **shares,
         **summarize(
             merged, {key: facts[key]["gflop"] for key in keys if key in facts}, peak, work.batch.tokens
         ),
         "seconds": merged,
-        "left_out": {key: why for session in sessions for key, why in session.workers.left_out.items()},
+        "left_out": {key: why for each in ended for key, why in each.left_out.items()},
     }
     for key, figures in result["contestants"].items():
         figures.update(title=CONTESTANTS[key].title, **facts[key])
-    return result, not any(session.workers.failed for session in sessions)
+    return result, not any(each.failed for each in ended)
 
 
 def summarize(
@@ -222,11 +212,9 @@ def summarize(
             figures["of_peak"] = figures["gflops"] / peak_gflops
         if CONTESTANTS[key].trains:
             figures["tokens_per_s"] = tokens / step.median
-        compared = ratios(rounds, key, OURS)
-        if compared and key != OURS:
-            figures["to_ours"] = spread(compared)._asdict()
-            scale = gflop_of[OURS] / gflop
-            figures["to_ours_per_flop"] = statistics.median(compared) * scale
+        figures.update(to_ours(rounds, key))
+        if "to_ours" in figures:
+            figures["to_ours_per_flop"] = figures["to_ours"]["median"] * gflop_of[OURS] / gflop
         result[key] = figures
     outside = [1 - ratio for ratio in ratios(rounds, PRODUCTS, OURS)]
     return {"contestants": result, "outside_products": spread(outside)._asdict() if outside else None}
@@ -236,12 +224,12 @@ def table(result: Mapping[str, Any]) -> Table:
     """A result for people; `result` as in the JSON file."""
     rows = []
     for key, figures in result["contestants"].items():
-        ratio, trains = figures.get("to_ours"), CONTESTANTS[key].trains
+        trains = CONTESTANTS[key].trains
         of_peak = f" ({figures['of_peak']:.0%})" if "of_peak" in figures else ""
         cells = [CONTESTANTS[key].title, Spread(**figures["step_s"]).shown(3)]
         cells.append(f"{figures['tokens_per_s']:.0f}" if trains else "")
-        cells.append(Spread(**ratio).shown(2) if ratio else "1" if key == OURS else "")
-        cells.append(f"{figures['to_ours_per_flop']:.2f}" if ratio and trains else "")
+        cells.append("1" if key == OURS else ratio_shown(figures))
+        cells.append(f"{figures['to_ours_per_flop']:.2f}" if "to_ours" in figures and trains else "")
         cells += [f"{figures['gflop']:.0f}", f"{figures['gflops']:.0f}{of_peak}"]
         cells.append(f"{figures['peak_bytes'] / 2**30:.1f}" if figures.get("peak_bytes") else "")
         rows.append(Row(cells))

@@ -166,26 +166,9 @@ def logits_name(contestant: str, seed: int) -> str:
     return f"logits_{contestant}_{seed}"
 
 
-def padded_to(batch: Arrays, length: int) -> dict[str, np.ndarray]:
-    """A batch whose token arrays (B, L) are padded, or cut behind the last token, to `length`."""
-    found = {}
-    for name, array in batch.items():
-        if array.ndim == 2:
-            wide = np.zeros((len(array), length), array.dtype)
-            kept = min(length, array.shape[1])
-            wide[:, :kept] = array[:, :kept]
-            array = wide
-        found[name] = array
-    return found
-
-
-def serve_finetuning(folder: str, key: str, make: Callable[[str, Settings], Learner], pads: bool) -> Steps:
-    """The steps of a worker: the trainings for the scores, the first losses, the cases.
-
-    Args:
-        make: from PAIRS or WINDOWS and settings.
-        pads: whether the cases with padding come padded to their full length too, as SHORT says.
-    """
+def serve_finetuning(folder: str, key: str, make: Callable[[str, Settings], Learner]) -> Steps:
+    """The steps of a worker: the trainings for the scores, the first losses, the cases, which PyTorch has
+    padded to their full length and as SHORT says. `make`: from PAIRS or WINDOWS and settings."""
     settings = read_settings(folder)
     answers, labels = make(WINDOWS, settings), make(PAIRS, settings)
     for learner in (answers, labels):
@@ -223,29 +206,30 @@ def serve_finetuning(folder: str, key: str, make: Callable[[str, Settings], Lear
     for name, case in CASES.items():
         learner, stored = (labels if name == PAIRS else answers), read_batches(folder, name)
         steps[name] = partial(take_case, learner, case, learner.batches(stored, case.padded))
-        if pads and name not in WITHOUT_PADDING:
+        if key == TORCH and name not in WITHOUT_PADDING:
             steps[name + SHORT] = partial(take_case, learner, case, learner.batches(stored))
     return steps
 
 
-def serve_latency(
+def latency_step(
     folder: str,
-    batches: Callable[[Sequence[Arrays]], Sequence[Any]],
-    answer: Callable[[Any], Any],
-    sizes: Sequence[str],
-) -> dict[str, TakeStep]:
-    """A step for each size: a call of `answer` for each batch of its file; their seconds are its result.
-    `batches`: stored ones in the worker's own form."""
+    size: str,
+    make: Callable[[Sequence[Arrays]], Sequence[Any]],
+    answer: Callable[[Sequence[Any]], Any],
+) -> TakeStep:
+    """A call of `answer` for each batch of the file `size`, which `make` has brought into the worker's own
+    form; their seconds are the step's result."""
+    batches = make(read_batches(folder, size))
 
-    def take(calls: Sequence[Any]) -> ReadResults:
+    def take() -> ReadResults:
         seconds = []
-        for batch in calls:
+        for batch in batches:
             begun = time.perf_counter()
-            answer(batch)
+            answer([batch])
             seconds.append(time.perf_counter() - begun)
         return lambda: {"calls": seconds}
 
-    return {size: partial(take, batches(read_batches(folder, size))) for size in sizes}
+    return take
 
 
 def serve_pretraining(folder: str, seed: int, learner: Learner) -> Steps:

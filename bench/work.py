@@ -58,11 +58,6 @@ class Work(NamedTuple):
         """The dtype that contestants without our operators compute in."""
         return "float32" if self.dtype == SPLIT else self.dtype
 
-    @property
-    def words(self) -> list[str]:
-        """Command-line words of a worker, for `read`."""
-        return [self.model, str(self.length), self.dtype]
-
     def gflop(self, decoded: int | None = None, top: int | None = None) -> float:
         """Floating-point operations of a step's matrix products in 10^9, forward and backward; a
         multiplication and an addition are two.
@@ -80,6 +75,7 @@ class Work(NamedTuple):
 
     @classmethod
     def read(cls, words: Sequence[str]) -> Work:
+        """Reads the words of a worker's command line, which are the fields."""
         model, length, dtype = words
         return cls(model, int(length), dtype)
 

@@ -1,7 +1,7 @@
 """Processes that take a step on request: the worker's side, and the parent's, which ends them all.
 
-Lines on a worker's standard input are "step", "step NAME" or "end", answers are JSON objects, one a line, on
-what was standard output; whatever libraries print goes to standard error.
+Over a connection of multiprocessing go "step", "step NAME" or "end", answers are JSON objects; whatever
+libraries print goes to the parent's log.
 
     worker                                  parent
     {"ready": FACTS} or {"unsupported": WHY}
@@ -15,18 +15,17 @@ Standard library only: the workers of all contestants import it, whatever their 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Sequence, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
 from base.memory import peak_of
 from base.processes import kill_group
@@ -36,6 +35,7 @@ OURS, TORCH = "bench.ours", "bench.peer_torch"  # modules of workers
 SET_UP_LIMIT = 300.0  # seconds
 STEP_LIMIT = 300.0
 END_LIMIT = 20.0
+CONNECTION = "BENCH_CONNECTION"  # a worker's variable: the number of its end
 TICKS = os.sysconf("SC_CLK_TCK")
 NO_TORCH = (
     "PyTorch was left out: there is no environment for it. To make one: python3 -m venv .venv-torch && "
@@ -70,11 +70,10 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
             all of its work is done; what it returns gives the results, the loss ("loss") among them where it
             has one, and is called outside the timing.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    connection = Connection(int(os.environ[CONNECTION]))
 
     def answer(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
+        connection.send_bytes(json.dumps(value).encode())
 
     try:
         steps, facts = set_up()
@@ -82,11 +81,15 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
         answer({"unsupported": str(reason)})
         return
     answer({"ready": facts})
-    for line in sys.stdin:
-        if line.strip() == "end":
+    while True:
+        try:
+            request = connection.recv_bytes().decode()
+        except EOFError:  # the parent is gone
+            return
+        if request == "end":
             answer({"peak_bytes": peak_of()})
             return
-        take_step = steps if callable(steps) else steps[line.split()[1]]
+        take_step = steps if callable(steps) else steps[request.split()[1]]
         begun = time.perf_counter()
         read_results = take_step()
         seconds = time.perf_counter() - begun
@@ -118,31 +121,32 @@ class Worker:
     """A process that answers lines, in a process group of its own.
 
     Use it as a context manager: when the block is left it is gone, with all that it has started. A worker
-    whose parent is killed reads the end of its input and ends.
+    whose parent is killed finds their connection closed and ends.
     """
 
     def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str]):
         self.name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=str(ROOT),
-            env=dict(environ),
-            start_new_session=True,
-        )
-        self._unread = b""
+        self._connection, its = Pipe()
+        with its:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                cwd=str(ROOT),
+                env={**environ, CONNECTION: str(its.fileno())},
+                start_new_session=True,
+                pass_fds=[its.fileno()],
+            )
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *error: object) -> None:
         kill_group(self._process)
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            with contextlib.suppress(OSError):  # what was still to be written to a worker that has ended
-                stream.close()  # type: ignore[union-attr]
+        self._connection.close()
+        self._log.close()
 
     def wait_until_ready(self, limit: float = SET_UP_LIMIT) -> dict[str, Any]:
         """The facts that the worker states about itself; raises Unsupported or WorkerError."""
@@ -158,10 +162,8 @@ class Worker:
         Raises:
             WorkerError: none comes, or one with a loss that is not finite: its seconds say nothing.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.flush()
+            self._connection.send_bytes(request.encode())
         except OSError:
             raise self._failure("ended") from None
         answer = self._read(limit)
@@ -179,18 +181,12 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def _read(self, limit: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        descriptor, end = self._process.stdout.fileno(), time.monotonic() + limit
-        while b"\n" not in self._unread:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-                raise self._failure(f"did not answer within {limit:.0f} s")
-            data = os.read(descriptor, 1 << 16)
-            if not data:
-                raise self._failure("ended")
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+        if not self._connection.poll(limit):
+            raise self._failure(f"did not answer within {limit:.0f} s")
+        try:
+            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._failure("ended") from None
         return answer
 
     def _failure(self, what: str) -> WorkerError:
@@ -216,12 +212,14 @@ class Contestants:
         facts: what each worker states about itself.
         left_out: why a worker is left out.
         failed: whether one began and did not come through.
+        idle_cpu, idle_wall: seconds of those that waited while another took a step.
     """
 
     def __init__(self) -> None:
         self.facts: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self.failed = False
+        self.idle_cpu = self.idle_wall = 0.0
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Contestants:
@@ -255,18 +253,18 @@ class Contestants:
         """A worker's answer to one request; None where it is left out."""
         if key not in self._workers:
             return None
-        worker = self._workers[key]
-        return self._guarded(key, lambda: worker.ask(f"step {name}".rstrip(), limit))
+        waiting = [worker for other, worker in self._workers.items() if other != key]
+        before, begun = sum(other.cpu_seconds() for other in waiting), time.monotonic()
+        answer = self._guarded(key, lambda: self._workers[key].ask(f"step {name}".rstrip(), limit))
+        self.idle_cpu += sum(other.cpu_seconds() for other in waiting) - before
+        self.idle_wall += (time.monotonic() - begun) * len(waiting)
+        return answer
 
     def end(self) -> None:
         """Asks every worker for its closing report, which joins its facts."""
         for key in self.keys:
             worker = self._workers[key]
             self.facts[key].update(self._guarded(key, lambda: worker.ask("end", END_LIMIT)) or {})  # noqa: B023
-
-    def cpu_seconds(self, keys: Iterable[str]) -> float:
-        """CPU time of these workers so far."""
-        return sum(self._workers[key].cpu_seconds() for key in keys)
 
     def _guarded(self, key: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         try:

@@ -16,7 +16,7 @@ from bench.harness import in_turns, ratios, spread
 from bench.step import CONTESTANTS, OURS, PRODUCTS, plan_sessions, summarize, table
 from bench.work import BATCHES, Work, gflop, products
 from bench.workers import Contestants, Worker, WorkerError, find_torch_python
-from tests.processes import LIMIT, until
+from tests.processes import LIMIT, is_alive, until
 
 BASE, LARGE = Work("base", 128, "float32"), Work("large", 128, "float32")
 SHORT = BATCHES[128]
@@ -187,15 +187,7 @@ serve(lambda: (lambda: time.sleep(60), {"child": child.pid}))
         assert os.path.exists(f"/proc/{pid}")
         with pytest.raises(WorkerError, match="did not answer"):
             one.ask("step", 0.2)
-    until(lambda: not _runs(pid))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: not is_alive(pid))
 
 
 # environment

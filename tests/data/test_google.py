@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
+from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
 from tests.data.chance import permutation_p
@@ -28,7 +28,8 @@ def as_documents(store, vocab):
 def both(request, store, vocab):
     """Several epochs of each, as rows of numbers: one row an instance."""
     length, short, whole_words = request.param
-    source = TextSource(store, vocab, MaskingConfig(length, short, 0.15, 12, whole_words))
+    settings = MaskingConfig(length, short, 0.15, 12, whole_words)
+    source = TextSource(store, vocab, settings)
     ours = []
     for epoch in range(EPOCHS):
         batch = source.collate(5, epoch, np.arange(len(source.lengths(5, epoch))), length)
@@ -48,7 +49,6 @@ def both(request, store, vocab):
     documents = as_documents(store, vocab)
     for epoch in range(EPOCHS):
         generator = random.Random(epoch)
-        settings = Settings(length, short, 0.15, 12, whole_words)
         made = create_instances(documents, vocab.tokens, settings, generator)
         rows = [
             (

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -18,6 +19,8 @@ import numpy as np
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 SUM, PROD = 0, 1
 STAGING = 512 * 1024  # bytes; staging_bytes in native/byteps_host/shared.h
+
+ALL = slice(None)
 
 UniqueId = ctypes.c_char * 128
 
@@ -138,41 +141,25 @@ def all_operations(comm: Communicator) -> None:
         for seed, count in enumerate((0, 1, 3, 1027, room // ranks + 1, room + 1)):
             whole = [data(dtype, count * ranks, r, seed) for r in range(ranks)]
             part = [array[:count].copy() for array in whole]
-            root = seed % ranks
-            summed = total(part)
-
-            out = np.full(count, 7, dtype)
-            comm.reduce(part[rank], out, root)
-            same(out, summed if rank == root else np.full(count, 7, dtype))
-            same(part[rank], whole[rank][:count])
-            buffer = part[rank].copy()
-            comm.reduce(buffer, buffer, root)
-            same(buffer, summed if rank == root else part[rank])
-
+            root, gathered = seed % ranks, np.concatenate(part)
             block = slice(rank * count, (rank + 1) * count)
-            expected = total([array[block] for array in whole])
-            out = np.full(count, 7, dtype)
-            comm.reduce_scatter(whole[rank], out)
-            same(out, expected)
-            buffer = whole[rank].copy()
-            comm.reduce_scatter(buffer, buffer[block])
-            same(buffer[block], expected)
-
-            gathered = np.concatenate(part)
-            out = np.full(count * ranks, 7, dtype)
-            comm.all_gather(part[rank], out)
-            same(out, gathered)
-            out = np.full(count * ranks, 7, dtype)
-            out[block] = part[rank]
-            comm.all_gather(out[block], out)
-            same(out, gathered)
-
-            out = np.full(count, 7, dtype)
-            comm.broadcast(part[rank], out, root)
-            same(out, part[root])
-            buffer = part[rank].copy()
-            comm.broadcast(buffer, buffer, root)
-            same(buffer, part[root])
+            summed = total(part) if rank == root else None
+            everywhere = np.full(count * ranks, 7, dtype)
+            everywhere[block] = part[rank]
+            # A call, what it finds in one buffer, which of that it sends, where it receives, and what.
+            for call, start, send, receive, expected in (
+                (partial(comm.reduce, root=root), part[rank], ALL, ALL, summed),
+                (comm.reduce_scatter, whole[rank], ALL, block, total([array[block] for array in whole])),
+                (comm.all_gather, everywhere, block, ALL, gathered),
+                (partial(comm.broadcast, root=root), part[rank], ALL, ALL, part[root]),
+            ):
+                sent, out = start[send].copy(), np.full(len(start[receive]), 7, dtype)
+                call(sent, out)
+                same(out, np.full(count, 7, dtype) if expected is None else expected)
+                same(sent, start[send])
+                buffer = start.copy()
+                call(buffer[send], buffer[receive])
+                same(buffer[receive], start if expected is None else expected)
 
 
 def groups(comm: Communicator) -> None:
