@@ -22,3 +22,14 @@ def built_once(tmp_path_factory: pytest.TempPathFactory, vocab_size: int) -> Pat
         directory.mkdir(exist_ok=True)
         build(str(directory), vocab_size=vocab_size)  # does nothing where it is whole
     return directory
+
+
+def sentencepiece_model(text: str, folder: Path) -> Path:
+    """A model of 600 pieces of a text, with BERT's special tokens."""
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        input=text, model_prefix=str(folder / "sp"), vocab_size=600, minloglevel=2,
+        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"], pad_id=3, pad_piece="[PAD]", unk_piece="[UNK]",
+    )  # fmt: skip
+    return folder / "sp.model"

@@ -40,7 +40,7 @@ LONG = [
         *("test_pipelines.py", "test_sagemaker.py", "test_make_finetune.py", "comm/test_equality.py"),
         *("faults/test_kill_at_boundary.py", "faults/test_kill_pause_cut.py", "hosts/test_lost_hosts.py"),
         "faults/test_fill_disk.py",
-        "training/results/test_members_on_ranks.py",
+        "training/finetuning/test_several.py",
         *("training/test_budget.py", "training/test_following.py", "training/test_held.py"),
         *("training/test_run_file.py", "training/test_stopping.py"),
     )

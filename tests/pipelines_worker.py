@@ -151,7 +151,7 @@ class Runner:
             self.world.barrier()
             return
         ranks = self.placed(case)
-        part = ranks.part
+        part, place = ranks.part, ranks.coordinates
         choose_operators(case.operators, case.dtype, mx.cpu())
         bert = build_part(part, VOCAB_SIZE, case.dropout)
         allocate(bert, part, mx.cpu(), "float32")
@@ -160,25 +160,16 @@ class Runner:
         begin_stages(start, network, ranks, SEED, STDEV)
         optimizer = new_optimizer(network, case)
         restore_stages(start, network, optimizer, ranks)
-        if case.damage == LOOSE and ranks.coordinates.last:
+        if case.damage == LOOSE and place.last:
             trained(network)["word_embed.0.weight"].data()[3, 1] += 1e-6
-        place = ranks.coordinates
-        settings = StepSettings(
-            case.accumulate,
-            CLIP_NORM,
-            lambda step, number: dropout_seed(SEED, step, place.data_rank + place.data_size * number),
-        )
-        scaler = DynamicScaler(16.0)
         kind = KINDS.get(case.damage, PipelineStep)
-        take = kind(TASK, network, optimizer, scaler, ranks, settings)
+        settings = settings_of(case.accumulate, place.data_rank, place.data_size)
+        take = kind(TASK, network, optimizer, DynamicScaler(16.0), ranks, settings)
         own = range(place.data_rank, case.accumulate * place.data_size, place.data_size)
-        report = self.steps(case, take, own, start.step, list(trained(network)))
-        report["place"] = asdict(place)
-        report["rank"] = self.world.rank
-        parameters = live_arrays(network_parameters(network))
+        report = {**self.steps(case, take, own, start.step, list(trained(network))), "place": asdict(place)}
         if case.saves:
             report["error"] = self.save(case, network, optimizer, ranks, start.step + case.steps)
-        self.write(case, report, parameters)
+        self.write(case, report, live_arrays(network_parameters(network)))
 
     def alone(self, case: Case) -> None:
         """The reference, in this process alone; or, of a shared case, a rank's part of it."""
@@ -197,13 +188,9 @@ class Runner:
         if case.shared:
             assert self.world.size == case.replicas
             rank, ranks = self.world.rank, self.world.size
-        settings = StepSettings(
-            count // ranks, CLIP_NORM, lambda step, number: dropout_seed(SEED, step, rank + ranks * number)
-        )
-        sharing = self.world if case.shared else local
+        sharing, settings = self.world if case.shared else local, settings_of(count // ranks, rank, ranks)
         take = TrainStep(TASK, network, optimizer, DynamicScaler(16.0), sharing, settings)
-        own = range(rank, count, ranks)
-        report = self.steps(case, take, own, start.step, list(trained(network)))
+        report = self.steps(case, take, range(rank, count, ranks), start.step, list(trained(network)))
         parameters = live_arrays(network_parameters(network))
         if case.saves:
             step = start.step + case.steps
@@ -287,6 +274,13 @@ class Silent:
         pass
 
     warn = note
+
+
+def settings_of(accumulate: int, rank: int, ranks: int) -> StepSettings:
+    """Of one of `ranks` that share the micro-batches."""
+    return StepSettings(
+        accumulate, CLIP_NORM, lambda step, number: dropout_seed(SEED, step, rank + ranks * number)
+    )
 
 
 def nudge(network: Any) -> None:

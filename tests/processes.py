@@ -240,7 +240,7 @@ class Run:
             timed_out = True
         seconds = time.monotonic() - self._start
         leftovers: list[str] = []
-        if not timed_out and not self._wait_until_gone(self.grace):
+        if not timed_out and not _within(self.grace, lambda: not self.pids()):
             leftovers = [f"{pid} {' '.join(_read_words(pid, 'cmdline'))[:200]}" for pid in self.pids()]
         self._kill_all(gently=timed_out)
         self._result = RunResult(
@@ -287,42 +287,27 @@ class Run:
                 env[name] = str(value)
         return env
 
-    def _wait_until_gone(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self.pids():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
-
     def _kill_all(self, gently: bool) -> None:
-        if gently:
-            # The launcher first: mpirun and horovodrun take their ranks down themselves.
-            _send(self.pid, signal.SIGTERM)
-            if not self._wait_reaped(self.grace):
-                for pid in self.pids():
-                    _send(pid, signal.SIGTERM)
-                self._wait_reaped(1.0)
-        deadline = time.monotonic() + LIMIT
-        while True:
+        def ended() -> bool:
+            return self._process.poll() is not None and not self.pids()
+
+        def none_is_left_to_kill() -> bool:
             pids = self.pids()
             for pid in pids:
                 _send(pid, signal.SIGKILL)
             self._process.poll()
-            if not pids:
-                break
-            if time.monotonic() > deadline:
-                raise LeftoverProcesses(f"SIGKILL did not end {pids} of {' '.join(self.argv)}")
-            time.sleep(0.02)
-        self._process.wait()
+            return not pids
 
-    def _wait_reaped(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self._process.poll() is None or self.pids():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+        if gently:
+            # The launcher first: mpirun and horovodrun take their ranks down themselves.
+            _send(self.pid, signal.SIGTERM)
+            if not _within(self.grace, ended):
+                for pid in self.pids():
+                    _send(pid, signal.SIGTERM)
+                _within(1.0, ended)
+        if not _within(LIMIT, none_is_left_to_kill):
+            raise LeftoverProcesses(f"SIGKILL did not end {self.pids()} of {' '.join(self.argv)}")
+        self._process.wait()
 
     def _rank_output(self, rank: int) -> RankOutput:
         # mpirun writes <dir>/<job>/rank.<r>/stdout, horovodrun and launch.py <dir>/rank.<r>/stdout.
@@ -480,6 +465,16 @@ def until(reached: Callable[[], Reached], run: Run | None = None, pause: float =
         time.sleep(pause)
 
 
+def _within(seconds: float, reached: Callable[[], bool]) -> bool:
+    """Whether `reached()` is true before so many seconds have passed."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def nothing_new(before: set[str], now: Callable[[], set[str]]) -> None:
     """Wait until what has come to `now()` is gone: that of runs beside this one goes, what was left stays."""
     new = now() - before
@@ -514,13 +509,9 @@ def _launcher_words(launcher: str, num_ranks: int, output: Path) -> list[str]:
     if launcher == "gloo":
         words = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(num_ranks)]
         return [*words, "-H", f"localhost:{num_ranks}", "--output-filename", str(output)]
-    if launcher == "launch":
-        words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", "hvd"]
-        return [*words, "--max_restarts", "0", "--log_dir", str(output)]
-    if launcher == "byteps":
-        words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", "byteps"]
-        words += ["--max_restarts", "0"]
-        return [*words, "--log_dir", str(output)]
+    if launcher in ("launch", "byteps"):
+        words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--max_restarts", "0", "--backend"]
+        return [*words, "byteps" if launcher == "byteps" else "hvd", "--log_dir", str(output)]
     if launcher == "none" and num_ranks == 1:
         return []
     raise ValueError(f"no launcher {launcher!r} for {num_ranks} ranks")

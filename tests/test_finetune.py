@@ -17,15 +17,17 @@ import pytest
 import finetune_classifier
 import finetune_squad
 from base.errors import InputError
-from bert.weights.params_file import read_index
 from data.questions.score import score_v2
 from data.questions.squad_files import SCORE, read_questions
 from tests.faults.jobs import metrics
 from tests.finetuned import classifier, squad, write_data
 from tests.processes import ROOT, run_command, start_ranks, until
+from tests.training.staged import read_params
+from tests.training.test_feed import Rank
 from training.checkpoint import list_steps, read_manifest
 from training.finetuning.several import prepare
 from training.profiling.trace import read_trace
+from training.report import Reporter
 from training.results.record import read_result
 
 SQUAD, CLASSIFIER = ROOT / "finetune_squad.py", ROOT / "finetune_classifier.py"
@@ -44,9 +46,13 @@ def launched(script: Path, words: Sequence[str], ranks: int = 1, launcher: str =
     return start_ranks(script, ranks, launcher, args=words, env={"OMP_NUM_THREADS": "1"})
 
 
+def finished(script: Path, words: Sequence[str], ranks: int = 1, launcher: str = "none") -> Any:
+    with launched(script, words, ranks, launcher) as run:
+        return run.wait().check()
+
+
 def parameters(folder: Path) -> dict[str, np.ndarray]:
-    path = str(folder / f"{list_steps(str(folder))[-1]:07d}.params")
-    return {name: tensor.read() for name, tensor in read_index(path).items()}
+    return read_params(folder, list_steps(str(folder))[-1])
 
 
 def same_files(one: Path, other: Path) -> list[str]:
@@ -62,8 +68,7 @@ def same_files(one: Path, other: Path) -> list[str]:
 def answered(data, tmp_path_factory) -> Path:
     """SQuAD 2.0 on one process, with dropout; an epoch has 18 steps or so."""
     folder = tmp_path_factory.mktemp("squad")
-    with launched(SQUAD, squad(data, folder, epochs=2, dropout=0)) as run:
-        result = run.wait().check()
+    result = finished(SQUAD, squad(data, folder, epochs=2, dropout=0))
     assert "random" not in result.stderr and "scores: exact_match " in result.stdout
     return folder
 
@@ -120,8 +125,7 @@ class TestSquad:
             data, tmp_path, train_file=None, model=None, vocab=None, model_parameters=answered,
             only_predict=True,
         )  # fmt: skip
-        with launched(SQUAD, words) as run:
-            run.wait().check()
+        finished(SQUAD, words)
         for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
             assert (tmp_path / name).read_bytes() == (answered / name).read_bytes()
         result = read_result(str(tmp_path))
@@ -166,8 +170,7 @@ class TestClassifier:
         words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
         with pytest.raises(InputError, match="--test_file.*has the content of"):
             prepare(finetune_classifier.SCRIPT, words)
-        with launched(CLASSIFIER, classifier(data, folder, **changes)) as run:
-            run.wait().check()
+        finished(CLASSIFIER, classifier(data, folder, **changes))
         return folder
 
     def test_it_learns_and_is_scored(self, data, labelled):
@@ -192,8 +195,7 @@ class TestClassifier:
             data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True,
             test_file=some,
         )  # fmt: skip
-        with launched(CLASSIFIER, words) as run:
-            result = run.wait().check()
+        result = finished(CLASSIFIER, words)
         assert "(46 sequences, 36 with a label, " in result.stdout, "the others are predicted alone"
         own, others = (
             (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("dev_predictions", "test")
@@ -206,13 +208,11 @@ class TestClassifier:
         assert scores == wanted
 
     def test_regression(self, data, tmp_path):
-        with launched(
-            CLASSIFIER,
-            classifier(data, tmp_path, regression=True, num_steps=1, padding="remove", log_interval=50,
-                       max_seq_length=None, max_len=8,
-                       test_file=data / "train.tsv", train_file=data / "dev.tsv", dev_file=None),
-        ) as run:  # fmt: skip
-            (warning,) = run.wait().check().stderr.splitlines()
+        words = classifier(
+            data, tmp_path, regression=True, num_steps=1, padding="remove", log_interval=50, dev_file=None,
+            max_seq_length=None, max_len=8, test_file=data / "train.tsv", train_file=data / "dev.tsv",
+        )  # fmt: skip
+        (warning,) = finished(CLASSIFIER, words).stderr.splitlines()
         assert warning.endswith(" are cut to 8 tokens (--max_seq_length, --max_len)")
         assert {"pearson", "spearman", "mse", "score"} <= set(read_result(str(tmp_path)).scores)
         lines = (tmp_path / "test.tsv").read_text().splitlines()
@@ -237,8 +237,7 @@ def test_the_best_of_each_seed_is_kept(data, tmp_path):
     folder = tmp_path / "runs"
     changes = {"keep_best": True, "keep_checkpoints": 1, "eval_interval": 5, "ckpt_interval": 12}
     words = classifier(data, folder, num_steps=36, seed=None, seeds=2, **SURE, **changes)
-    with launched(CLASSIFIER, words, 2, "mpirun") as run:
-        run.wait().check()
+    finished(CLASSIFIER, words, 2, "mpirun")
     for member in (folder / "seed_0", folder / "seed_1"):
         scores = {each["step"]: each["eval_score"] for each in metrics(member) if "eval_score" in each}
         assert list(scores) == [*range(5, 36, 5), 36] and len({*scores.values()}) > 1
@@ -247,8 +246,7 @@ def test_the_best_of_each_seed_is_kept(data, tmp_path):
         assert best == {"step": expected, "figure": "eval_score", "value": scores[expected]}
         assert list_steps(str(member)) == sorted({expected, 36} | ({24} if expected == 36 else set()))
     best = {"model_parameters": f"{member}:best", "model": None, "vocab": None}
-    with launched(CLASSIFIER, classifier(data, tmp_path / "again", only_inference=True, **best)) as run:
-        run.wait().check()
+    finished(CLASSIFIER, classifier(data, tmp_path / "again", only_inference=True, **best))
     assert read_result(str(tmp_path / "again")).score == scores[expected]
 
 
@@ -262,48 +260,46 @@ def test_a_signal_saves_and_ends_the_run(data, tmp_path):
     assert read_result(str(tmp_path)).status == "unfinished"
 
 
-BAD_SQUAD = {
-    "--version_2": ({"version_2": None}, r"unanswerable questions.*give --version_2"),
-    "no questions": ({"train_file": None}, r"--train_file is needed"),
-    "dev is train": ({"dev_file": "train.json"}, r"train\.json"),
-    "no such file": ({"train_file": "none.json"}, r"none\.json"),
-    "gpu": ({"gpu": 0}, r"--gpu is not followed here: .*CUDA_VISIBLE_DEVICES"),
-    "data set": ({"bert_dataset": "book_corpus_wiki_en_uncased"}, r"--bert_dataset .*--init_from"),
-    "windows": ({"max_query_length": 46}, r"--max_query_length"),
-    "positions": ({"max_seq_length": 600}, r"--max_seq_length 600"),
-    "nothing to begin with": ({"model": None}, r"give --init_from"),
-    "two beginnings": ({"init_from": "a", "model_parameters": "b"}, r"exclude each other"),
-    "no head": ({"only_predict": True}, r"--only_predict needs --model_parameters"),
-    "backend": ({"backend": "byteps"}, r"--backend byteps: .*without a launcher"),
+BAD_INPUT = {
+    squad: {
+        "--version_2": ({"version_2": None}, r"unanswerable questions.*give --version_2"),
+        "no questions": ({"train_file": None}, r"--train_file is needed"),
+        "dev is train": ({"dev_file": "train.json"}, r"train\.json"),
+        "no such file": ({"train_file": "none.json"}, r"none\.json"),
+        "gpu": ({"gpu": 0}, r"--gpu is not followed here: .*CUDA_VISIBLE_DEVICES"),
+        "data set": ({"bert_dataset": "book_corpus_wiki_en_uncased"}, r"--bert_dataset .*--init_from"),
+        "windows": ({"max_query_length": 46}, r"--max_query_length"),
+        "positions": ({"max_seq_length": 600}, r"--max_seq_length 600"),
+        "nothing to begin with": ({"model": None}, r"give --init_from"),
+        "two beginnings": ({"init_from": "a", "model_parameters": "b"}, r"exclude each other"),
+        "no head": ({"only_predict": True}, r"--only_predict needs --model_parameters"),
+        "backend": ({"backend": "byteps"}, r"--backend byteps: .*without a launcher"),
+    },
+    classifier: {
+        "no files": ({"train_file": None}, r"give --task_name and --data_dir, or --train_file"),
+        "no folder": (
+            {"train_file": None, "dev_file": None, "task_name": "RTE"},
+            "--task_name needs --data_dir",
+        ),
+        "both": ({"task_name": "RTE", "data_dir": "."}, r"leave out those of own files"),
+        "dev is train": ({"dev_file": "train.tsv"}, r"has the content of --train_file"),
+        "calibration": ({"only_calibration": True}, r"--only_calibration is not followed here"),
+        "too long": ({"max_len": 600, "max_seq_length": None}, r"--max_seq_length 600"),
+    },
 }
 
 
-@pytest.mark.parametrize("case", BAD_SQUAD)
-def test_bad_input_is_one_line(case, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words, case", [(words, case) for words, cases in BAD_INPUT.items() for case in cases]
+)
+def test_bad_input_is_one_line(words, case, data, tmp_path, monkeypatch):
     monkeypatch.chdir(data)
-    changes, message = BAD_SQUAD[case]
+    script = finetune_squad.SCRIPT if words is squad else finetune_classifier.SCRIPT
+    changes, message = BAD_INPUT[words][case]
     with pytest.raises(InputError, match=message) as raised:
-        prepare(finetune_squad.SCRIPT, squad(data, tmp_path / "out", **changes))
+        prepare(script, words(data, tmp_path / "out", **changes))
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
-
-
-BAD_TEXTS = {
-    "no files": ({"train_file": None}, r"give --task_name and --data_dir, or --train_file"),
-    "no folder": ({"train_file": None, "dev_file": None, "task_name": "RTE"}, "--task_name needs --data_dir"),
-    "both": ({"task_name": "RTE", "data_dir": "."}, r"leave out those of own files"),
-    "dev is train": ({"dev_file": "train.tsv"}, r"has the content of --train_file"),
-    "calibration": ({"only_calibration": True}, r"--only_calibration is not followed here"),
-    "too long": ({"max_len": 600, "max_seq_length": None}, r"--max_seq_length 600"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TEXTS)
-def test_bad_texts_are_one_line(case, data, tmp_path, monkeypatch):
-    monkeypatch.chdir(data)
-    changes, message = BAD_TEXTS[case]
-    with pytest.raises(InputError, match=message):
-        prepare(finetune_classifier.SCRIPT, classifier(data, tmp_path / "out", **changes))
 
 
 def test_a_head_of_another_task(data, answered, tmp_path):
@@ -337,8 +333,7 @@ def test_the_articles_held_out_are_those_of_the_runs_seed(data, tmp_path):
         assert not any("held out" in each for each in part.inputs.messages)
         return set(part.inputs.evaluation.tuning.questions.article_of)
 
-    with launched(SQUAD, squad(data, folder, **{**changes, "seed": 3})) as run:
-        run.wait().check()
+    finished(SQUAD, squad(data, folder, **{**changes, "seed": 3}))
     own = held_out(seed=3)
     assert own != held_out() and own == held_out(resume=True, output_dir=folder)
     with pytest.raises(InputError, match="--seed 4: .* held out by seed 3"):
@@ -353,8 +348,7 @@ def test_the_articles_held_out_are_those_of_the_runs_seed(data, tmp_path):
     script.write_text(OF_RANK)
     changes.update(num_steps=2, resume=True, output_dir=None)
     words = [*squad(data, tmp_path, **changes), "--output_dir", str(tmp_path / "run")]
-    with launched(script, words, 2, "mpirun") as run:
-        assert "continuing after step 1" in run.wait().check().stdout
+    assert "continuing after step 1" in finished(script, words, 2, "mpirun").stdout
 
 
 def test_bad_input_ends_before_mxnet_is_imported(data, tmp_path):
@@ -368,12 +362,6 @@ def test_bad_input_ends_before_mxnet_is_imported(data, tmp_path):
 def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
     """Two ranks with 4 examples each take what one takes with 8; and a run that began with two takes
     it with any number. Before, a resumed run of three took 12 examples a step, from another place."""
-
-    class Rank:
-        def __init__(self, rank: int, size: int):
-            self.rank, self.size = rank, size
-
-    from training.report import Reporter
 
     taken = []
     for ranks, processes, size in ((1, 1, 8), (2, 2, 4), (1, 2, 4), (3, 2, 4), (4, 2, 4)):

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from hypothesis import strategies as st
 
 import hparams
 import lamb_paper
-from tests.processes import LIMIT, python_3_9, run_command
+from tests.processes import ROOT, python_3_9, run_command
 from training.options import parse_options, stage_config, stage_options
 from training.plan import make_plan
 
-ROOT = Path(__file__).resolve().parent.parent
 BPSLAUNCH = str(Path(sys.executable).with_name("bpslaunch"))
 clusters = st.tuples(st.integers(1, 2048), st.integers(512, 65536), st.integers(1, 256))
 
@@ -244,6 +242,12 @@ def test_bad_input_is_one_line_that_names_the_flag(args, named, run):
 # ------------------------------------------------------------------------------------------------ launching
 
 
+def on_hosts(folder: Path, lines: str, *more: object) -> list[object]:
+    """Words for stage 1 on the hosts of a file with these lines."""
+    (folder / "hosts").write_text(lines)
+    return ["--tokens_per_gpu", 8192, "--stage", 1, "--hostfile", folder / "hosts", *more]
+
+
 def launch(run, *args) -> list[str]:
     """The printed command, split into words as a shell would."""
     code, out, err = run("--launch hvd", *args)
@@ -313,11 +317,8 @@ def test_launch_passes_the_users_options_on(run, tmp_path):
     ],
 )
 def test_launch_maps_ranks_to_sockets(lines, sockets, mapping, run, tmp_path):
-    (tmp_path / "hosts").write_text(lines)
-    args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
-    args += ["--sockets", sockets] if sockets else []
-    command = launch(run, *args)
-    assert mapping in " ".join(command)
+    more = ["--sockets", sockets] if sockets else []
+    assert mapping in " ".join(launch(run, *on_hosts(tmp_path, lines, *more)))
 
 
 def write_recorder(path: Path, variable: str) -> None:
@@ -328,48 +329,20 @@ def write_recorder(path: Path, variable: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
-def test_mpirun_runs_the_printed_command(run, tmp_path, monkeypatch):
-    """The whole command as printed, with a script that writes down what reached it. The shell stops it
-    without data."""
-    write_recorder(tmp_path / "run_pretraining_hvd.py", "OMPI_COMM_WORLD_RANK")
-    (tmp_path / "python").symlink_to(sys.executable)
-    env = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "DATA": None},
-    }
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "hosts" / "local", "hostfile")
-    args = "--launch hvd --tokens_per_gpu 1024 --stage 1 --hostfile hostfile"
-    _, text, _ = run(args)
-    result = run_command(["sh", "-c", text], cwd=tmp_path, env=env)
-    assert result.returncode != 0 and "DATA" in result.stderr and not (tmp_path / "0").exists()
-    run_command(["sh", "-c", text], cwd=tmp_path, env={**env, "DATA": "/no corpus/*.txt"}).check()
-    for rank in ("0", "1"):
-        argv, environment = json.loads((tmp_path / rank).read_text())
-        assert argv[argv.index("--data") + 1] == "/no corpus/*.txt"
-        assert argv[argv.index("--num_steps") + 1] == str(math.ceil(512 * 900_000 / 16))
-        assert environment["MXNET_SAFE_ACCUMULATION"] == "1"
-        assert environment["OMPI_COMM_WORLD_SIZE"] == "2"
-
-
 def byteps_blocks(run, *args) -> list[str]:
     """Output of --launch byteps: launch.py's command, then the roles' by hand."""
     code, out, err = run("--launch byteps", *args)
     assert code == 0, err
-    easy, by_hand = out.rstrip("\n").split("\n\n")
-    return [easy, by_hand]
+    return out.rstrip("\n").split("\n\n")
 
 
 def test_byteps_commands_name_the_interface(run, tmp_path):
-    (tmp_path / "hosts").write_text("10.0.0.1 slots=2\n10.0.0.2 slots=2\n10.0.0.1 slots=2\n")
-    args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1, "--interface", "ens5"]
-    easy, by_hand = byteps_blocks(run, *args)
+    lines = "10.0.0.1 slots=2\n10.0.0.2 slots=2\n10.0.0.1 slots=2\n"
+    easy, by_hand = byteps_blocks(run, *on_hosts(tmp_path, lines, "--interface", "ens5"))
     assert "--interface ens5" in easy
     assert "DMLC_INTERFACE=ens5" in by_hand and "DMLC_PS_ROOT_URI=10.0.0.1 " in by_hand
     assert "DMLC_NUM_WORKER=3 " in by_hand and "DMLC_NUM_SERVER=2 " in by_hand
-    (tmp_path / "hosts").write_text("a slots=2\nb slots=3\n")
-    code, _, err = run("--launch byteps", *args)
+    code, _, err = run("--launch byteps", *on_hosts(tmp_path, "a slots=2\nb slots=3\n"))
     assert code == 2 and "a has 2 slots and b has 3" in err
 
 
@@ -386,9 +359,7 @@ def role_commands(by_hand: str) -> dict[str, str]:
 
 
 def test_byteps_roles_by_hand_get_their_variables(run, tmp_path):
-    (tmp_path / "hosts").write_text("p3dn-01 slots=8\np3dn-02 slots=8\n")
-    args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
-    _, by_hand = byteps_blocks(run, *args)
+    _, by_hand = byteps_blocks(run, *on_hosts(tmp_path, "p3dn-01 slots=8\np3dn-02 slots=8\n"))
     commands = role_commands(by_hand)
     assert list(commands) == ["stage", "scheduler", "servers", "worker"]
     write_recorder(tmp_path / "bpslaunch", "DMLC_ROLE")
@@ -413,24 +384,36 @@ def test_byteps_roles_by_hand_get_their_variables(run, tmp_path):
     assert words[:2] == ["python", "run_pretraining_byteps.py"] and environ["DMLC_WORKER_ID"] == "1"
 
 
-@pytest.mark.skipif(shutil.which(BPSLAUNCH) is None, reason="needs BytePS")
-@pytest.mark.parametrize("way", ["launch.py", "bpslaunch"])
+# The launcher, and what numbers the two ranks of this machine.
+WAYS = {
+    "mpirun": ("hvd", "OMPI_COMM_WORLD_RANK"),
+    **dict.fromkeys(("launch.py", "bpslaunch"), ("byteps", "BYTEPS_LOCAL_RANK")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("own", [[], ["--data", "it's *.txt,$HOME", "--vocab=a b"]], ids=["DATA", "own"])
-def test_byteps_commands_run_as_printed(way, own, run, tmp_path, monkeypatch):
-    """The whole command, with a script that writes down what reached it on each of two local ranks."""
+def test_commands_run_as_printed(way, own, run, tmp_path, monkeypatch):
+    """The whole command, with a script that writes down what reached it on each of two local ranks. Without
+    data the shell stops it."""
+    if shutil.which("mpirun" if way == "mpirun" else BPSLAUNCH) is None:
+        pytest.skip("needs Open MPI's mpirun, or BytePS")
     monkeypatch.chdir(tmp_path)
-    write_recorder(tmp_path / "run_pretraining_byteps.py", "BYTEPS_LOCAL_RANK")
+    launcher, rank_of = WAYS[way]
+    write_recorder(tmp_path / f"run_pretraining_{launcher}.py", rank_of)
     (tmp_path / "hosts").symlink_to(ROOT / "hosts")
     (tmp_path / "a.txt").write_text("")  # a glob that some shell expands would find it
-    args = ["--tokens_per_gpu", 1024, "--stage", 1, "--hostfile", "hosts/local"]
-    easy, by_hand = byteps_blocks(run, *args, *(["--", *own] if own else []))
-    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    args = f"--launch {launcher} --tokens_per_gpu 1024 --stage 1 --hostfile hosts/local"
+    code, out, err = run(args, *(["--", *own] if own else []))
+    assert code == 0, err
+    text = out.rstrip("\n").split("\n\n")[way == "bpslaunch"]
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "DATA": None}
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if not own:
-        result = run_command(["sh", "-c", easy if way == "launch.py" else by_hand], cwd=tmp_path, env=env)
+        result = run_command(["sh", "-c", text], cwd=tmp_path, env=env)
         assert result.returncode != 0 and "DATA" in result.stderr
         assert not (tmp_path / "0").exists()
         env["DATA"] = '*.txt,/it\'s a "b"/*'
-    text = easy if way == "launch.py" else by_hand
     run_command(["sh", "-c", text], cwd=tmp_path, env=env).check()
     for rank in ("0", "1"):
         argv, environment = json.loads((tmp_path / rank).read_text())
@@ -439,7 +422,8 @@ def test_byteps_commands_run_as_printed(way, own, run, tmp_path, monkeypatch):
         assert argv[start : start + len(expected)] == expected
         assert argv[argv.index("--num_steps") + 1] == str(math.ceil(512 * 900_000 / 16))
         assert environment["MXNET_SAFE_ACCUMULATION"] == "1"
-        assert environment["DMLC_NUM_WORKER"] == "1" and environment["BYTEPS_LOCAL_SIZE"] == "2"
+        assert environment[rank_of.replace("RANK", "SIZE")] == "2"
+        assert launcher == "hvd" or environment["DMLC_NUM_WORKER"] == "1"
 
 
 # Stage 1 is three steps of 16 sequences of 32 tokens, stage 2 four steps of 4 of 128: run as it is printed.
@@ -528,9 +512,7 @@ def test_workers_of_one_host_share_its_cores_by_hand(run, tmp_path):
         ("a slots=2\nb slots=2\na slots=2\nb slots=2\n", "RANKS_ON_HOST=4"),
         ("a slots=2\nb slots=2\na slots=2\n", 'RANKS_ON_HOST="${RANKS_ON_HOST:?4 on a, 2 on b}"'),
     ):
-        (tmp_path / "hosts").write_text(lines)
-        args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
-        _, by_hand = byteps_blocks(run, *args)
+        _, by_hand = byteps_blocks(run, *on_hosts(tmp_path, lines))
         assert shown in by_hand if shown else "RANKS_ON_HOST" not in by_hand
 
 
@@ -545,10 +527,8 @@ def test_runs_without_site_packages(which, tmp_path):
     args = ["--tokens_per_gpu", "8192", "--hostfile", str(ROOT / "hosts" / "local"), "--launch"]
     plan = ["--num_gpus", "8", "--tokens_per_gpu", "8192", "--json"]
     for options in ([*args, "hvd"], [*args, "byteps"], plan, ["--help"]):
-        result = subprocess.run(
-            [python, "-S", "-E", "-W", "error", str(ROOT / "hparams.py"), *options],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
+        words = [python, "-S", "-E", "-W", "error", ROOT / "hparams.py", *options]
+        result = run_command(words, cwd=tmp_path)
         assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
         assert result.stdout
 
@@ -560,7 +540,7 @@ def test_starts_without_what_it_does_not_need():
         "hparams.main(['--num_gpus', '8', '--tokens_per_gpu', '8192', '--json'])\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    result = run_command([sys.executable, "-c", code])
     imported = set(result.stderr.split())
     assert {"hparams", "argparse"} <= imported and result.stdout.startswith("{"), result.stderr
     heavy = {"numpy", "mxnet", "gluonnlp", "matplotlib", "yaml", "tqdm", "h5py", "tokenizers", "google"}
@@ -570,5 +550,5 @@ def test_starts_without_what_it_does_not_need():
 def test_a_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} hparams.py --num_gpus 256 --tokens_per_gpu 8192 --json | true"
     for _ in range(3):  # whether the pipe is gone before the output depends on timing
-        result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
+        result = run_command(["sh", "-c", command])
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

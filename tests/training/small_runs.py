@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import pytest
 
@@ -58,16 +58,23 @@ def trained(folder: Path, *words: Any, communicator: Any = None) -> int:
     return train(command(folder, *words), communicator)
 
 
-class Stopping(LocalCommunicator):
+class Meeting(LocalCommunicator):
+    """Calls `act` in the `number`-th step, when the ranks agree on what came of it. With `finite`
+    only those steps count that were, or were not."""
+
+    def __init__(self, number: int, act: Callable[[], Any], finite: bool | None = None):
+        self.left, self.act, self.finite = number, act, finite
+
+    def all_agree(self, flags: Any) -> list[bool]:
+        if len(flags) > 2 and self.finite in (None, flags[0]):  # a step's: finite, keep_going, saving, time
+            self.left -= 1
+            if self.left == 0:
+                self.act()
+        return super().all_agree(flags)
+
+
+class Stopping(Meeting):
     """Sends this process a signal in its `number`-th step that was `finite`, or was not."""
 
     def __init__(self, number: int, finite: bool):
-        self.left, self.finite = number, finite
-
-    def all_agree(self, flags: Any) -> list[bool]:
-        agreed = super().all_agree(flags)
-        if len(flags) > 2 and flags[0] == self.finite:  # a step's: finite, keep_going, saving, time
-            self.left -= 1
-            if self.left == 0:
-                signal.raise_signal(signal.SIGTERM)
-        return agreed
+        super().__init__(number, lambda: signal.raise_signal(signal.SIGTERM), finite)

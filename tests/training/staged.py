@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Mapping
 
 import numpy as np
 
 from bert.weights.params_file import read_index
-from tests.processes import OF_TIME, words_of
+from tests.processes import words_of
 from tests.training import small_runs
 from training.inputs import Part
 
@@ -41,20 +42,28 @@ def run(ckpt_dir: Path, text: Any, communicator: Any = None, **changes: Any) -> 
     return small_runs.train(words(ckpt_dir, text, **changes), communicator)
 
 
-def metrics_of(ckpt_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without those figures that no two runs share."""
-    lines = [json.loads(line) for line in (ckpt_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in OF_TIME} for line in lines]
-
-
 def manifest_of(ckpt_dir: Path, step: int) -> Mapping[str, Any]:
     """The manifest of a step's checkpoint."""
     return json.loads((ckpt_dir / f"{step:07d}.json").read_text())
 
 
-def read_params(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a .params file."""
-    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
+def read_params(ckpt_dir: Path, step: int) -> dict[str, np.ndarray]:
+    """The parameters of a step's checkpoint, or of its file alone."""
+    return {name: tensor.read() for name, tensor in read_index(str(ckpt_dir / f"{step:07d}.params")).items()}
+
+
+def states_of(ckpt_dir: Path, step: int) -> dict[str, np.ndarray]:
+    """The optimizer states of a step's checkpoint."""
+    with np.load(ckpt_dir / f"{step:07d}.states.npz", allow_pickle=False) as states:
+        return dict(states)
+
+
+def copy_step(source: Path, step: int, target: Path) -> Path:
+    """Copies a step's checkpoint into another folder, which it returns."""
+    target.mkdir(exist_ok=True)
+    for path in source.glob(f"{step:07d}.*"):
+        shutil.copy(path, target)
+    return target
 
 
 def arrays_of(ckpt_dir: Path, step: int) -> tuple[bytes, bytes]:

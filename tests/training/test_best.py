@@ -13,7 +13,8 @@ import training.loop
 import training.run
 import training.saving
 from base.errors import InputError, TrainingError
-from tests.training.staged import arrays_of, metrics_of, parts_of, run
+from tests.faults.jobs import metrics
+from tests.training.staged import arrays_of, parts_of, run
 from tests.training.test_stages import Interrupted, stop_in
 from training.checkpoint import BEST_FILE, Kept, best_step, list_steps
 from training.report import Reporter
@@ -42,7 +43,7 @@ def best_of(directory: Path) -> dict[str, Any]:
 
 
 def losses_of(directory: Path) -> dict[int, float]:
-    return {each["step"]: each[LOSS] for each in metrics_of(directory) if LOSS in each}
+    return {each["step"]: each[LOSS] for each in metrics(directory) if LOSS in each}
 
 
 def test_the_best_evaluation_is_kept_beside_the_newest_checkpoint(whole):
@@ -87,7 +88,7 @@ def test_interrupted_and_resumed_it_keeps_the_same(moment, whole, corpus, tmp_pa
     assert list_steps(str(tmp_path)) == list_steps(str(whole))
     for step in list_steps(str(whole)):
         assert arrays_of(tmp_path, step) == arrays_of(whole, step)
-    assert metrics_of(tmp_path) == metrics_of(whole)
+    assert metrics(tmp_path) == metrics(whole)
 
 
 def test_steps_that_are_taken_once_more_decide_anew(whole, corpus, tmp_path):
@@ -107,7 +108,7 @@ def test_steps_that_are_taken_once_more_decide_anew(whole, corpus, tmp_path):
 def test_each_stage_has_its_own(corpus, tmp_path):
     changes = {"keep_best": True, "keep_checkpoints": 1, "eval_interval": "1,2"}
     assert run(tmp_path, corpus, **changes) == 0
-    lines = [each for each in metrics_of(tmp_path) if LOSS in each]
+    lines = [each for each in metrics(tmp_path) if LOSS in each]
     assert [(each["stage"], each["step"]) for each in lines] == [
         *((1, step) for step in (1, 2, 3, 4)),
         *((2, step) for step in (4, 6, 7)),

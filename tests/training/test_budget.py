@@ -9,12 +9,10 @@ import signal
 
 import pytest
 
-from base.errors import InputError
 from tests.processes import ROOT, run_ranks, start_ranks, wait_for_file
 from training.metrics import Stopwatch
 from training.optimizer.schedule import Schedule
-from training.options import parse_options, run_config
-from training.plan import BITS, TICKS, Budget, make_plan
+from training.plan import BITS, TICKS, Budget
 from training.report import read_metrics
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"
@@ -111,30 +109,6 @@ def test_the_stopwatch_adds_up_what_earlier_runs_have_spent():
     watch.at_least(200.0)
     assert watch.total >= 500
     assert watch.lap() < 1, "no part of what it was set forward by"
-
-
-def plan(arguments: str):
-    config = run_config(parse_options(["--data", "x.txt", *arguments.split()], ""))
-    return make_plan(config.batch, config.optimization, 8, 128)
-
-
-def test_the_plan():
-    found = plan("--budget_hours 24 --lr 0.001 --warmup_ratio 0.25 --batch_size 64")
-    assert found.num_steps is None and found.warmup_steps == pytest.approx(TICKS / 4, abs=1)
-    assert found.schedule(TICKS) == 0 and found.schedule(found.warmup_steps) == 0.001
-    assert "24 hours of training" in found.summary and "0.25 of them warmup" in found.summary
-    assert not [each for each in found.warnings if "num_steps" in each]
-    wsd = plan("--budget_hours 24 --schedule wsd --warmup_ratio 0.1 --cooldown_ratio 0.25 --lr 1")
-    assert wsd.schedule(TICKS * 3 // 4) == 1 > wsd.schedule(TICKS * 3 // 4 + TICKS // 1000) > 0
-    left_out = plan("--budget_hours 24 --batch_size 64").summary
-    assert "--lr" in left_out and "--num_steps" not in left_out
-    with pytest.raises(InputError, match="--budget_hours and --num_steps"):
-        plan("--budget_hours 1 --num_steps 5")
-    with pytest.raises(InputError, match="--cooldown_ratio 0.6: the warmup leaves 0.5"):
-        plan("--schedule wsd --num_steps 100 --warmup_ratio 0.5 --cooldown_ratio 0.6")
-    assert plan("--schedule wsd --num_steps 101 --warmup_ratio 0.5 --cooldown_ratio 0.5").schedule(101) == 0
-    with pytest.raises(InputError, match="--cooldown_ratio is for --schedule wsd"):
-        plan("--cooldown_ratio 0.6")
 
 
 def words(corpus, directory, seconds: float, *more: str) -> list[str]:

@@ -16,29 +16,33 @@ SCRIPT = """
 import errno, os, sys
 from training.entry import exit_code
 def main():
-    raise OSError(getattr(errno, sys.argv[1]), os.strerror(getattr(errno, sys.argv[1])), *sys.argv[2:])
+    raise {}
 sys.exit(exit_code(main))
 """
+OF_SYSTEM = "OSError(errno.{0}, os.strerror(errno.{0}))"
 
 
-def raising(error, limit="unlimited"):
-    """The end of a script that raises it, with so many KiB of addresses."""
-    script = SCRIPT.replace("raise OSError", f"raise {error}\n    raise OSError")
-    command = f'ulimit -v {limit}; exec "$0" -c "$1"'
-    return run_command(["bash", "-c", command, sys.executable, script])
+def limited(mib: float | None, words, **environ):
+    """The end of Python with these words and so many MiB of addresses."""
+    limit = int(mib * 1024) if mib else "unlimited"
+    words = ["bash", "-c", f'ulimit -c 0; ulimit -v {limit}; exec "$@"', "-", sys.executable, *words]
+    return run_command(words, cwd=ROOT, env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": None, **environ})
+
+
+def raising(error: str, mib: float | None = None):
+    return limited(mib, ["-c", SCRIPT.format(error)])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("raised", "said"),
     [
-        (["ENOSPC", "loss.png"], "error: loss.png: No space left on device\n"),
-        (["EROFS"], "error: a file that is being written: Read-only file system\n"),
+        ("OSError(errno.ENOSPC, 'No space left on device', 'loss.png')", "loss.png: No space left on device"),
+        (OF_SYSTEM.format("EROFS"), "a file that is being written: Read-only file system"),
     ],
-    ids=["full", "read-only"],
 )
-def test_a_disk_that_fails_is_one_line(words, said):
-    result = run_command([sys.executable, "-c", SCRIPT, *words])
-    assert (result.returncode, result.stderr) == (1, said)
+def test_a_disk_that_fails_is_one_line(raised, said):
+    result = raising(raised)
+    assert (result.returncode, result.stderr) == (1, f"error: {said}\n")
 
 
 def test_a_missing_gpu_driver_is_one_line():
@@ -47,11 +51,6 @@ def test_a_missing_gpu_driver_is_one_line():
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: libcuda.so.1, NVIDIA's driver, is not on this machine")
     assert "make setup CUDA=cpu" in result.stderr
-
-
-def test_other_errors_of_the_system_are_defects():
-    result = run_command([sys.executable, "-c", SCRIPT, "EBADF"])
-    assert result.returncode == 1 and "Traceback" in result.stderr and "Bad file descriptor" in result.stderr
 
 
 def test_rank_0_tells_what_becomes_of_a_run(tmp_path):
@@ -81,13 +80,13 @@ def test_rank_0_tells_what_becomes_of_a_run(tmp_path):
         ("RuntimeError('Traceback:\\n  [bt] (1) f\\nstd::bad_alloc')", "std::bad_alloc"),
         ("OSError('libdnnl.so.3: failed to map segment from shared object')", "libdnnl.so.3: failed to map"),
         ("ImportError('x.so: cannot allocate memory')", "x.so: cannot allocate memory"),
-        ("OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))", "[Errno 12] Cannot allocate memory"),
+        (OF_SYSTEM.format("ENOMEM"), "[Errno 12] Cannot allocate memory"),
     ],
 )
 def test_a_lack_of_memory_is_one_line_that_says_the_limit(raised, said):
-    limits = {"unlimited": ""}
+    limits = {None: ""}
     if raised == "MemoryError":
-        limits[str(2000 << 10)] = "raise ulimit -v, which allows 2,000 MiB"
+        limits[2000] = "raise ulimit -v, which allows 2,000 MiB"
     for limit, shown in limits.items():
         result = raising(raised, limit)
         (line,) = result.stderr.splitlines()
@@ -95,22 +94,16 @@ def test_a_lack_of_memory_is_one_line_that_says_the_limit(raised, said):
         assert shown in line and ("ulimit" in line) == bool(shown)
 
 
-def test_another_error_of_a_library_is_a_defect():
+def test_other_errors_of_a_library_or_the_system_are_defects():
     """The loader's small room for variables of threads is no lack of memory."""
     tls = "ImportError('libgomp.so.1: cannot allocate memory in static TLS block')"
-    for raised in (tls, "RuntimeError('x')"):
+    for raised in (tls, "RuntimeError('x')", OF_SYSTEM.format("EBADF")):
         result = raising(raised)
         assert result.returncode == 1 and "Traceback" in result.stderr
 
 
 # Little memory, for real: from Python's own 150 MB on to where MXNet just so fits.
 SMALL = ["--dummy_data_len", "16", "--model", "bert_1_32_2", "--batch_size", "1", "--num_steps", "2"]
-
-
-def limited(mib: float, words, **environ):
-    command = f'ulimit -c 0; ulimit -v {int(mib * 1024)}; exec "$@"'
-    words = ["bash", "-c", command, "-", sys.executable, *words]
-    return run_command(words, cwd=ROOT, env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": None, **environ})
 
 
 @pytest.mark.parametrize(

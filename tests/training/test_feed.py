@@ -14,6 +14,7 @@ import pytest
 
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
+from tests.training.test_inputs import arrays
 from tests.training.tiny import Heard
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
@@ -83,17 +84,9 @@ def same(first: Any, second: Any) -> bool:
 
 def instances(rows: int) -> dict[str, np.ndarray]:
     """Sequences with masks; the second token tells them apart."""
-    ids = np.full((rows, 12), 7)
-    ids[:, 1] = 5 + np.arange(rows)
-    return {
-        "input_ids": ids,
-        "segment_ids": np.zeros((rows, 12), int),
-        "masked_lm_positions": np.full((rows, 2), 3),
-        "masked_lm_ids": np.full((rows, 2), 8),
-        "masked_lm_weights": np.ones((rows, 2), np.float32),
-        "next_sentence_labels": np.zeros(rows, int),
-        "valid_lengths": np.full(rows, 12),
-    }
+    content = arrays(rows, 12, 2)
+    content["input_ids"][:, 1] = 5 + np.arange(rows)
+    return content
 
 
 def files(place: Path, pattern: str) -> dict[str, tuple[int, int]]:
@@ -120,16 +113,6 @@ class TestText:
         assert stores
         take(Prepared("--data train.txt --resume").training(), 1)
         assert files(place, "ckpt/tokens/*/*") == stores
-
-    def test_ranks_share_an_epoch_and_only_rank_0_counts_tokens(self):
-        prepared = Prepared("--data train.txt --num_buckets 1", world_size=2)
-        alone = Prepared("--data train.txt --num_buckets 1")
-        feeds = [prepared.training(rank) for rank in range(2)]
-        assert feeds[0].token_counts is not None and feeds[1].token_counts is None
-        (ours, theirs), whole = (take(feed, 3) for feed in feeds), take(alone.training(), 6)
-        rows = [{row.tobytes() for each in some for row in each.input_ids} for some in (ours, theirs, whole)]
-        assert not rows[0] & rows[1]
-        assert rows[0] | rows[1] == rows[2], "the first 24 sequences of the same order"
 
     def test_the_time_spent_waiting_is_counted(self):
         feed = Prepared("--data train.txt").training()

@@ -13,6 +13,7 @@ import finetune_classifier
 from base.claims import Claim, Holder
 from base.errors import InputError
 from comm.local import LocalCommunicator
+from tests.finetuned import classifier, write_data
 from tests.processes import ROOT, start_ranks, until, wait_for_file
 from tests.training.small_runs import SANE, command, trained
 from training.checkpoint import list_steps
@@ -90,20 +91,13 @@ def test_a_run_that_ended_between_check_and_lock_is_not_overwritten(tmp_path, mo
         trained(folder, *SANE)
 
 
-def test_runs_of_seeds_hold_the_whole_and_each_its_own(tmp_path, corpus):
-    texts = tmp_path / "train.tsv"
-    texts.write_text("text\tlabel\n" + "".join(f"example {n}\t{n % 2}\n" for n in range(8)))
-    words = [
-        *("--model", "bert_1_16_2", "--vocab", corpus.vocab, "--train_file", str(texts)),
-        *("--dev_file", str(texts.with_name("dev.tsv")), "--batch_size", "4", "--max_len", "16"),
-        *("--training_steps", "1", "--output_dir", str(tmp_path / "out")),
-        *("--seeds", "2", "--operators", "mxnet"),
-    ]
-    texts.with_name("dev.tsv").write_text(texts.read_text().replace("example", "another"))
+def test_runs_of_seeds_hold_the_whole_and_each_its_own(tmp_path):
+    write_data(tmp_path)
+    words = classifier(tmp_path, tmp_path / "out", num_steps=1, seed=None, seeds=2, resume=True)
     for place in (tmp_path / "out", tmp_path / "out" / "seed_0"):
         place.mkdir(exist_ok=True)
         claim = Claim(str(place / LOCK_FILE), print)
         assert claim.attempt()
         with pytest.raises(InputError, match=rf"--ckpt_dir {place} is held by process {os.getpid()} "):
-            finetune_classifier.main([*words, "--resume"])
+            finetune_classifier.main(words)
         claim.release()

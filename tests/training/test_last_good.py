@@ -11,10 +11,11 @@ import pytest
 
 from base.errors import InputError, NotFiniteError
 from tests.training.small_runs import SANE, Stopping, trained
+from tests.training.staged import arrays_of
 from tests.training.test_checkpoint_facts import signed
 from training import checkpoint as checkpoint_module
 from training import run as run_module
-from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
+from training.checkpoint import list_steps, newest_complete, read_manifest, set_aside
 from training.optimizer import scaler
 from training.optimizer.scaler import DynamicScaler
 from training.report import read_metrics
@@ -49,10 +50,12 @@ class TestRun:
         assert trained(sane, "--resume", *SANE, communicator=Stopping(3, True)) == 143
         assert list_steps(str(sane))[-1] == 10
 
-    def test_a_checkpoint_is_good_only_when_a_step_was_taken_from_it(self, sane):
-        """That of step 7 has finite parameters of 1e30; it deletes no other, and is not the one named, which
-        --resume takes: then the run goes on as if there had been no absurd rate."""
-        words = (*ABSURD, "--ckpt_interval", "1", "--keep_checkpoints", "1")
+    @pytest.mark.parametrize("rate", ["1e30", "1e3"])
+    def test_a_checkpoint_is_good_only_when_a_step_was_taken_from_it(self, sane, rate):
+        """That of step 7 has finite parameters of about the rate, from which gradients are infinite, or the
+        loss is far off; it deletes no other, and is not the one named, which --resume takes: then the run
+        goes on as if there had been no absurd rate."""
+        words = (*ABSURD, "--lr", rate, "--ckpt_interval", "1", "--keep_checkpoints", "1")
         with pytest.raises(NotFiniteError) as caught:
             trained(sane, *words)
         assert list_steps(str(sane)) == [6, 7]
@@ -134,16 +137,6 @@ class TestLossScale:
         assert trained(stopped, "--resume", *SANE, "--num_steps", "8") == 0
         folders = str(stopped), str(tmp_path / "whole")
         assert [newest_complete(each, print).step for each in folders] == [8, 8]
-        one, other = (Path(params_path(each, 8)).read_bytes() for each in folders)
-        assert one == other
+        assert arrays_of(stopped, 8)[0] == arrays_of(tmp_path / "whole", 8)[0]
         one, other = (read_manifest(each, 8) for each in folders)
         assert one["scaler"] == other["scaler"] and one["skips"]["total"] == other["skips"]["total"] > 0
-
-
-def test_the_scale_is_searched_until_its_floor():
-    scaler = DynamicScaler(4.0)
-    found = []
-    for finite in (False, False, False, True):
-        scaler.update(finite)
-        found.append((scaler.scale, scaler.searching))
-    assert found == [(2.0, True), (1.0, True), (1.0, False), (1.0, False)]

@@ -14,7 +14,7 @@ import finetune_classifier
 from base.errors import InputError
 from tests.finetuned import classifier, write_data
 from tests.processes import ROOT, run_ranks
-from tests.training.staged import arrays_of, parts_of, read_params, run, words
+from tests.training.staged import arrays_of, copy_step, parts_of, read_params, run, words
 
 # At this rate no weight that is not zero moves.
 STILL: dict[str, Any] = {
@@ -49,11 +49,7 @@ def drawn(other, tmp_path_factory) -> dict[str, np.ndarray]:
     """Random numbers of a run with the other vocabulary."""
     directory = tmp_path_factory.mktemp("drawn")
     assert run(directory, other, **STILL) == 0
-    return parameters(directory)
-
-
-def parameters(directory: Path, step: int = 1) -> dict[str, np.ndarray]:
-    return read_params(directory / f"{step:07d}.params")
+    return read_params(directory, 1)
 
 
 def check_rows(found: dict, before: dict, drawn: dict, old: Any, new: Any) -> None:
@@ -75,7 +71,7 @@ def test_rows_of_common_tokens_are_kept_to_the_bit(trained, drawn, corpus, other
     total = len(Path(other.vocab).read_text().splitlines())
     said = f"{total - NEW:,} of {total:,} tokens keep the rows that they have in {trained}/0000004.params, 37"
     assert said in "".join(capsys.readouterr())
-    check_rows(parameters(tmp_path), parameters(trained, 4), drawn, corpus, other)
+    check_rows(read_params(tmp_path, 1), read_params(trained, 4), drawn, corpus, other)
     assert (tmp_path / "vocab.txt").read_bytes() == Path(other.vocab).read_bytes()
 
 
@@ -85,20 +81,18 @@ def test_a_pipeline_begins_with_the_same(trained, drawn, corpus, other, tmp_path
     assert run(tmp_path / "one", other, **changes) == 0
     args = words(tmp_path / "two", other, **changes, pipeline_stages=2)
     run_ranks(ROOT / "run_pretraining_hvd.py", 2, args=args).check()
-    one, two = (parameters(tmp_path / name) for name in ("one", "two"))
+    one, two = (read_params(tmp_path / name, 1) for name in ("one", "two"))
     for name in OF_TOKENS:
         np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-29, err_msg=name)
-    check_rows({name: two[name] for name in OF_TOKENS}, parameters(trained, 4), drawn, corpus, other)
+    check_rows({name: two[name] for name in OF_TOKENS}, read_params(trained, 4), drawn, corpus, other)
 
 
 def test_both_stages_and_a_resumed_run(trained, other, tmp_path):
     given = {"init_from": trained, "init_vocab": True}
     assert run(tmp_path / "whole", other, **given) == 0
-    (tmp_path / "half").mkdir()
-    for path in (tmp_path / "whole").glob("0000002.*"):
-        shutil.copy(path, tmp_path / "half")
-    assert run(tmp_path / "half", other, **given, resume=True) == 0
-    assert arrays_of(tmp_path / "half", 7) == arrays_of(tmp_path / "whole", 7)
+    half = copy_step(tmp_path / "whole", 2, tmp_path / "half")
+    assert run(half, other, **given, resume=True) == 0
+    assert arrays_of(half, 7) == arrays_of(tmp_path / "whole", 7)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +131,8 @@ def test_fine_tuning(trained, corpus, tmp_path, capsys):
     said = f"--init_vocab: {len(common)} of {len(tokens)} tokens keep the rows"
     assert said in "".join(capsys.readouterr())
     assert tune("drawn", model="bert_1_16_2") == 0
-    found, drawn = (parameters(tmp_path / name)["word_embed.0.weight"] for name in ("run", "drawn"))
-    before = parameters(trained, 4)["word_embed.0.weight"]
+    found, drawn = (read_params(tmp_path / name, 1)["word_embed.0.weight"] for name in ("run", "drawn"))
+    before = read_params(trained, 4)["word_embed.0.weight"]
     expected = drawn.copy()
     expected[common] = before[[old[tokens[number]] for number in common]]
     np.testing.assert_array_equal(found, expected)

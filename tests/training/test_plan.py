@@ -8,7 +8,7 @@ import pytest
 
 from base.errors import InputError
 from training.options import parse_options, run_config
-from training.plan import make_plan
+from training.plan import TICKS, make_plan
 
 
 def plan(arguments: str, world_size: int, max_seq_length: int = 128):
@@ -124,3 +124,24 @@ def test_a_batch_that_holds_no_sequence(arguments):
 def test_a_last_learning_rate_above_the_papers_peak():
     with pytest.raises(InputError, match=r"^--end_lr 0\.01 .*--lr"):
         plan("--batch_size 64 --end_lr 0.01", 32)
+
+
+def test_hours_in_place_of_steps():
+    found = plan("--budget_hours 24 --lr 0.001 --warmup_ratio 0.25 --batch_size 64", 8)
+    assert found.num_steps is None and found.warmup_steps == pytest.approx(TICKS / 4, abs=1)
+    assert found.schedule(TICKS) == 0 and found.schedule(found.warmup_steps) == 0.001
+    assert "24 hours of training" in found.summary and "0.25 of them warmup" in found.summary
+    assert not [each for each in found.warnings if "num_steps" in each]
+    wsd = plan("--budget_hours 24 --schedule wsd --warmup_ratio 0.1 --cooldown_ratio 0.25 --lr 1", 8)
+    assert wsd.schedule(TICKS * 3 // 4) == 1 > wsd.schedule(TICKS * 3 // 4 + TICKS // 1000) > 0
+    left_out = plan("--budget_hours 24 --batch_size 64", 8).summary
+    assert "--lr" in left_out and "--num_steps" not in left_out
+    with pytest.raises(InputError, match="--budget_hours and --num_steps"):
+        plan("--budget_hours 1 --num_steps 5", 8)
+    with pytest.raises(InputError, match="--cooldown_ratio 0.6: the warmup leaves 0.5"):
+        plan("--schedule wsd --num_steps 100 --warmup_ratio 0.5 --cooldown_ratio 0.6", 8)
+    assert (
+        plan("--schedule wsd --num_steps 101 --warmup_ratio 0.5 --cooldown_ratio 0.5", 8).schedule(101) == 0
+    )
+    with pytest.raises(InputError, match="--cooldown_ratio is for --schedule wsd"):
+        plan("--cooldown_ratio 0.6", 8)

@@ -15,6 +15,7 @@ from base.errors import InputError, TrainingError
 from data.options import TokenizerConfig
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
+from tests.embedded import sentencepiece_model
 from training.checkpoint import save
 from training.start import vocabulary as saved
 from training.start.initial import find_weights
@@ -162,15 +163,9 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_sentencepiece_is_copied(corpus, tmp_path):
-    import sentencepiece
-
     from data.tokenizing.tokenizer import load_sentencepiece
 
-    sentencepiece.SentencePieceTrainer.train(
-        input=corpus.held_out, model_prefix=str(tmp_path / "sp"), vocab_size=600, minloglevel=2,
-        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"], pad_id=3, pad_piece="[PAD]", unk_piece="[UNK]",
-    )  # fmt: skip
-    model = tmp_path / "sp.model"
+    model = sentencepiece_model(corpus.held_out, tmp_path)
     words = load_sentencepiece(str(model))
     place = tmp_path / "run"
     place.mkdir()

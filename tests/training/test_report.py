@@ -285,26 +285,18 @@ class TestTerminal:
         assert "0/5" in lines[1]
 
     @pytest.mark.parametrize("progress", ["bar", "lines", "none"])
-    def test_an_explicit_choice_wins(self, tmp_path, capsys, monkeypatch, progress):
+    def test_an_explicit_choice_wins_and_hours_take_the_place_of_steps(
+        self, tmp_path, capsys, monkeypatch, progress
+    ):
         monkeypatch.setattr(report, "launching_terminal", lambda: None if progress == "bar" else "/dev/pts/x")
-        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), progress)
-        reporter.advance(10)
-        reporter.training(training(10))
-        reporter.close()
-        shown = capsys.readouterr()
-        assert ("10/100" in shown.err) == (progress == "bar")
-        assert shown.out.startswith("step 10/100") == (progress == "lines")
-
-    @pytest.mark.parametrize("progress", ["bar", "lines"])
-    def test_hours_in_place_of_steps(self, tmp_path, capsys, progress):
         reporter = RunReporter(str(tmp_path), TASK, Span(0, None), progress)
         reporter.advance(10)
         reporter.training(training(10, mfu=0.4321, budget_left_s=3661.0))
         reporter.close()
         shown = capsys.readouterr()
-        said = shown.err if progress == "bar" else shown.out
-        assert "1:01:01 left" in said and "/None" not in said
-        assert ("mfu 43%" if progress == "bar" else "mfu 43.2%") in said
+        for said, mfu, kind in ((shown.err, "mfu 43%", "bar"), (shown.out, "mfu 43.2%", "lines")):
+            assert ("1:01:01 left" in said) == (mfu in said) == (progress == kind)
+            assert "/None" not in said
         assert shown.out.startswith("step 10  mlm_loss") == (progress == "lines")
 
 

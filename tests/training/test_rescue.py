@@ -9,7 +9,6 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -20,10 +19,11 @@ from base.errors import InputError, NotFiniteError, TrainingError
 from bert.model import network_parameters
 from bert.weights.params_file import read_index
 from comm.base import CommunicationError
-from comm.local import LocalCommunicator
 from tests.faults.disks import can_mount, full, small_disk
-from tests.training.small_runs import command, train, trained
+from tests.training.small_runs import Meeting, command, train, trained
+from tests.training.staged import arrays_of
 from tests.training.test_checkpoint import FACTS
+from tests.training.tiny import Waiting
 from training import left_behind
 from training.checkpoint import list_steps, newest_complete, read_manifest, save
 from training.left_behind import ORDER, PARTS, bring_back, folder_of_part
@@ -31,20 +31,6 @@ from training.rescue import LOCK, Rescue
 
 SHORT = ("--num_steps", "6", "--log_interval", "1", "--seed", "3")
 SELDOM = (*SHORT, "--ckpt_interval", "1000")
-
-
-class Meeting(LocalCommunicator):
-    """Calls `act` in the `number`-th step, when the ranks agree; that gives the flags their answer."""
-
-    def __init__(self, number: int, act: Any, least: int = 3):
-        self.left, self.act, self.least = number, act, least
-
-    def all_agree(self, flags: Any) -> list[bool]:
-        if len(flags) >= self.least:  # a step's
-            self.left -= 1
-            if self.left == 0:
-                self.act()
-        return super().all_agree(flags)
 
 
 def lose() -> None:
@@ -59,8 +45,7 @@ def whole(tmp_path_factory) -> Path:
 
 
 def same(folder: Path, expected: Path, step: int) -> bool:
-    names = (f"{step:07d}.params", f"{step:07d}.states.npz")
-    return all((folder / name).read_bytes() == (expected / name).read_bytes() for name in names)
+    return arrays_of(folder, step) == arrays_of(expected, step)
 
 
 def test_no_more_is_lost_than_the_step_that_had_begun(tmp_path, whole):
@@ -138,27 +123,12 @@ def test_an_update_is_not_saved_in_its_middle(tmp_path, whole, monkeypatch):
     assert list_steps(str(tmp_path / "run")) == [4] and same(tmp_path / "run", whole, 4)
 
 
-class Waiting(mx.operator.CustomOp):
-    """Copies its input when it may."""
-
-    released = threading.Event()
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        self.released.wait(60)
-        self.assign(out_data[0], req[0], in_data[0])
-
-
-@mx.operator.register("waiting")
-class WaitingProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        return Waiting()
-
-
 def test_weights_are_saved_while_a_pass_that_will_not_end_counts_as_a_write_to_them(tmp_path, monkeypatch):
     """As the next step's forward pass does, where it waits for a sum of ranks that are lost."""
     fused = ("--operators", "fused")
     assert trained(tmp_path / "whole", *SHORT, *fused, "--ckpt_interval", "3") == 0
     write, runs = Rescue._write, []
+    Waiting.released.clear()
 
     def act() -> None:
         for parameter in network_parameters(runs[0].model.network).values():

@@ -225,34 +225,32 @@ def test_what_is_broadcast_comes_back(value):
     assert found == value and type(found) is type(value)
 
 
+def changes(start: Start, *arguments: str) -> list[str]:
+    options = parse_options(["--data", "x.npz", *arguments], "description")
+    return changed_options(start, run_config(options))
+
+
 def test_another_seed_or_optimizer_is_announced():
     found = Start(step=4, facts={"seed": 3, "options": {"optimizer": "lamb"}})
-
-    def changes(*arguments: str, start: Start = found) -> list[str]:
-        options = parse_options(["--data", "x.npz", *arguments], "description")
-        return changed_options(start, run_config(options))
-
-    assert changes() == []
-    assert changes("--seed", "3") == []
-    seed, optimizer = changes("--seed", "5", "--optimizer", "adamw")
+    assert changes(found) == changes(found, "--seed", "3") == []
+    seed, optimizer = changes(found, "--seed", "5", "--optimizer", "adamw")
     assert seed.startswith("--seed 5") and "had 3" in seed
     assert optimizer.startswith("--optimizer adamw") and "had lamb" in optimizer
-    assert changes("--seed", "5", "--optimizer", "adamw", start=Start()) == []
-    (hours,) = changes("--budget_hours", "5")
+    assert changes(Start(), "--seed", "5", "--optimizer", "adamw") == []
+    (hours,) = changes(found, "--budget_hours", "5")
     assert hours.startswith("--budget_hours 5: the checkpoint does not say")
-    assert changes("--budget_hours", "5", start=Start(step=4, facts={"training_s": 9.0, "options": {}})) == []
+    assert changes(Start(step=4, facts={"training_s": 9.0, "options": {}}), "--budget_hours", "5") == []
 
 
 @pytest.mark.parametrize("name, default, given", [("beta1", 0.9, 0.8), ("weight_decay", 0.01, 0.1)])
 def test_another_number_of_the_optimizer_is_announced(name, default, given):
-    def changes(saved: dict, *resets: str) -> list[str]:
-        options = parse_options(["--data", "x.npz", f"--{name}", str(given)], "description")
+    def found(saved: dict, *resets: str) -> list[str]:
         start = Start(step=4, facts={"options": {"lr": 1.0, **saved}}, resets=frozenset(resets))
-        return changed_options(start, run_config(options))
+        return changes(start, f"--{name}", str(given))
 
     said = [f"--{name} {given}: the checkpoint's run had {default}"]
-    assert changes({}) == changes({name: default}) == said
-    assert changes({name: given}) == changes({}, "optimizer") == []
+    assert found({}) == found({name: default}) == said
+    assert found({name: given}) == found({}, "optimizer") == []
 
 
 BASE = {

@@ -110,6 +110,7 @@ def test_the_update_of_a_step_waits_for_the_copy(tmp_path, monkeypatch):
 
 
 def test_one_checkpoint_at_a_time_in_the_same_memory(tmp_path, disk):
+    """The older one is deleted only when the new one is complete."""
     with saver_of(tmp_path, keep=1) as saver:
         saver.begin(1, *state(1.0), {})
         saver.sound()
@@ -122,20 +123,12 @@ def test_one_checkpoint_at_a_time_in_the_same_memory(tmp_path, disk):
         second.join(LIMIT)
         assert saver.finish() and disk.most == 1
         assert {name: array.ctypes.data for name, array in saver._buffers.items()} == held
-    assert list_steps(str(tmp_path)) == [2]  # the first was deleted after the second was complete
-    assert (read(tmp_path, 2)["a"] == 2).all()
-
-
-def test_an_older_checkpoint_is_deleted_only_when_the_new_one_is_complete(tmp_path, disk):
-    disk.free.set()
-    with saver_of(tmp_path, keep=1) as saver:
-        saver.begin(1, *state(1.0), {})
-        saver.finish()
         disk.free.clear(), disk.begun.clear()
-        saver.begin(2, *state(2.0), {})
-        assert disk.begun.wait(LIMIT) and list_steps(str(tmp_path)) == [1]
+        saver.begin(3, *state(3.0), {})
+        assert disk.begun.wait(LIMIT) and list_steps(str(tmp_path)) == [2]
+        assert (read(tmp_path, 2)["a"] == 2).all()
         disk.free.set()
-    assert list_steps(str(tmp_path)) == [2]
+    assert list_steps(str(tmp_path)) == [3]
 
 
 def test_a_full_disk_is_reported_at_the_next_step_and_the_last_checkpoint_stays(tmp_path, disk):
@@ -201,9 +194,10 @@ def test_a_failure_that_nobody_could_agree_on_is_at_least_said(tmp_path, disk):
     assert len(reporter.warnings) == 1 and "No space left" in reporter.warnings[0]
 
 
-def test_without_memory_for_a_copy_training_waits_for_the_disk(tmp_path):
+def test_without_memory_for_a_copy_training_waits_for_the_disk(tmp_path, monkeypatch):
     reporter = Heard()
-    with saver_of(tmp_path, reporter, available=lambda: 1000) as saver:
+    monkeypatch.setattr(memory, "available_memory", lambda: memory.Available(1000, "left by its limit"))
+    with saver_of(tmp_path, reporter) as saver:
         saver.begin(1, *state(1.0), {})
         assert list_steps(str(tmp_path)) == [1] and saver.sound()  # it is there already
     assert not saver._buffers and len(reporter.notes) == 1
@@ -220,14 +214,6 @@ def test_without_memory_for_the_states_of_all_ranks_the_run_ends_with_a_reason(t
             TrainingError, match="needs 8,000 bytes more, and 7,999 are free; .* --shard_states"
         ):
             saver.room("large", np.empty(2000, np.float32))
-
-
-def test_free_memory_is_what_a_control_group_leaves(tmp_path, monkeypatch):
-    reporter = Heard()
-    monkeypatch.setattr(memory, "available_memory", lambda: memory.Available(1000, "left by its limit"))
-    with saver_of(tmp_path, reporter) as saver:
-        saver.begin(1, *state(1.0), {})
-    assert "1,000 are free" in reporter.warnings[0]
 
 
 @pytest.mark.parametrize(

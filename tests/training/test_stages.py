@@ -20,16 +20,17 @@ import training.saving
 import training.train
 from base.errors import InputError
 from bert.weights.params_file import write_params
-from comm.local import LocalCommunicator
+from tests.faults.jobs import metrics
+from tests.training.results.test_members import Forgetful
 from tests.training.staged import (
     END,
     FIRST,
     SECOND,
     arrays_of,
     manifest_of,
-    metrics_of,
     read_params,
     run,
+    states_of,
     words,
 )
 from training.checkpoint import list_steps
@@ -54,13 +55,13 @@ def test_single_sentences(corpus, tmp_path, capsys):
     assert run(tmp_path, corpus, single_sentences=True, num_steps="12,4") == 0
     shown = capsys.readouterr().out.lower()
     assert "mlm" in shown and "nsp" not in shown
-    lines = metrics_of(tmp_path)
+    lines = metrics(tmp_path)
     assert all(value is None for line in lines for name, value in line.items() if "nsp" in name)
     losses = [line["mlm_loss"] for line in lines if "mlm_loss" in line]
     assert losses[0] > losses[11] > 0
-    with np.load(tmp_path / f"{16:07d}.states.npz") as states:
-        (name,) = (each for each in states if each.endswith("classifier.weight.mean"))
-        assert not states[name].any()
+    states = states_of(tmp_path, 16)
+    (name,) = (each for each in states if each.endswith("classifier.weight.mean"))
+    assert not states[name].any()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ class Interrupted(BaseException):
 
 
 def test_steps_and_schedules_of_both(whole):
-    lines = metrics_of(whole)
+    lines = metrics(whole)
     training = [each for each in lines if "lr" in each]
     assert [each["step"] for each in training] == list(range(1, END + 1))
     assert [each["stage"] for each in training] == [1] * FIRST + [2] * SECOND
@@ -101,7 +102,7 @@ def test_manifests_know_their_stage(whole):
 
 def test_stage_1_is_what_it_is_alone(whole, first):
     assert arrays_of(whole, FIRST) == arrays_of(first, FIRST)
-    assert metrics_of(whole)[: len(metrics_of(first))] == metrics_of(first)
+    assert metrics(whole)[: len(metrics(first))] == metrics(first)
 
 
 def test_stage_2_after_stage_1_alone(whole, first, corpus, tmp_path):
@@ -109,7 +110,7 @@ def test_stage_2_after_stage_1_alone(whole, first, corpus, tmp_path):
     shutil.copytree(first, tmp_path / "run")
     assert run(tmp_path / "run", corpus, stages="2") == 0
     assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
-    assert metrics_of(tmp_path / "run") == metrics_of(whole)
+    assert metrics(tmp_path / "run") == metrics(whole)
 
 
 def interrupt() -> None:
@@ -158,7 +159,7 @@ def test_interrupted_and_resumed_it_is_the_same_run(moment, whole, corpus, tmp_p
     assert run(tmp_path, corpus, resume=True) == 0
     for step in (FIRST, END):
         assert arrays_of(tmp_path, step) == arrays_of(whole, step)
-    assert metrics_of(tmp_path) == metrics_of(whole)
+    assert metrics(tmp_path) == metrics(whole)
 
 
 @pytest.mark.parametrize("damaged", [(), (6, 7)])
@@ -170,7 +171,7 @@ def test_a_finished_run_takes_no_more_steps_or_those_whose_checkpoints_are_damag
         (tmp_path / "run" / f"{step:07d}.params").write_bytes(b"short")
     assert run(tmp_path / "run", corpus, resume=True) == 0
     assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
-    assert metrics_of(tmp_path / "run") == metrics_of(whole)
+    assert metrics(tmp_path / "run") == metrics(whole)
 
 
 @pytest.mark.parametrize("moment", ["before", "after", "opening"])
@@ -193,7 +194,7 @@ def test_a_signal_at_the_boundary(moment, whole, corpus, tmp_path, monkeypatch, 
     assert ("stopped by a signal" in said and f"step {FIRST}" in said) == (moment != "opening")
     assert run(tmp_path, corpus, resume=True) == 0
     assert arrays_of(tmp_path, END) == arrays_of(whole, END)
-    assert metrics_of(tmp_path) == metrics_of(whole)
+    assert metrics(tmp_path) == metrics(whole)
 
 
 def test_evaluation_alone_of_a_staged_run(whole, corpus, tmp_path):
@@ -201,8 +202,8 @@ def test_evaluation_alone_of_a_staged_run(whole, corpus, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     long = {"max_seq_length": 32, "num_steps": None, "batch_size": None, "lr": None, "warmup_ratio": None}
     assert run(tmp_path / "run", corpus, stages=None, data=None, resume=True, **long) == 0
-    *lines, last = metrics_of(tmp_path / "run")
-    assert lines == metrics_of(whole) and "stage" not in last
+    *lines, last = metrics(tmp_path / "run")
+    assert lines == metrics(whole) and "stage" not in last
     assert last["eval_mlm_loss"] == pytest.approx(lines[-1]["eval_mlm_loss"], rel=1e-6)
     assert run(tmp_path / "run", corpus, resume=True) == 0
 
@@ -219,7 +220,7 @@ def test_hours_for_each_stage(corpus, tmp_path):
     """36 and 72 ms of steps, however many these are; interrupted in stage 2."""
     options = {"num_steps": None, "budget_hours": "1e-5,2e-5", "data_eval": None, "ckpt_interval": 100}
     assert run(tmp_path, corpus, resume=True, **options) == 0
-    lines = metrics_of(tmp_path)
+    lines = metrics(tmp_path)
     (end,) = {each["step"] for each in lines if each["stage"] == 1} & set(list_steps(str(tmp_path)))
     begun = [each for each in lines if each["stage"] == 2]
     assert begun[0]["step"] == end + 1 and begun[0]["lr"] < 0.01
@@ -227,12 +228,7 @@ def test_hours_for_each_stage(corpus, tmp_path):
     assert (facts["stage"], facts["begun"], facts["num_steps"], facts["ended"]) == (2, end, None, True)
     assert facts["training_s"] >= 0.072 and manifest_of(tmp_path, end)["training_s"] >= 0.036
     assert run(tmp_path, corpus, resume=True, **options) == 0
-    assert metrics_of(tmp_path) == lines, "nothing is left to do"
-
-
-def test_the_end_of_stage_1_is_kept(corpus, tmp_path):
-    assert run(tmp_path, corpus, keep_checkpoints=1, ckpt_interval=1, data_eval=None) == 0
-    assert list_steps(str(tmp_path)) == [FIRST, END]
+    assert metrics(tmp_path) == lines, "nothing is left to do"
 
 
 def test_stage_2_is_a_run_that_begins_with_stage_1s_parameters(corpus, tmp_path):
@@ -246,8 +242,8 @@ def test_stage_2_is_a_run_that_begins_with_stage_1s_parameters(corpus, tmp_path)
     }  # fmt: skip
     assert run(tmp_path / "alone", corpus, **without_chance, **alone) == 0
     assert arrays_of(tmp_path / "both", END) == arrays_of(tmp_path / "alone", SECOND)
-    own = [each for each in metrics_of(tmp_path / "both") if each["stage"] == 2]
-    others = metrics_of(tmp_path / "alone")
+    own = [each for each in metrics(tmp_path / "both") if each["stage"] == 2]
+    others = metrics(tmp_path / "alone")
     for each in own:
         each["step"] -= FIRST
         del each["stage"]
@@ -271,7 +267,7 @@ def test_fewer_steps_than_were_taken(there, steps, named, corpus, tmp_path, requ
     shutil.copytree(request.getfixturevalue(there), tmp_path / "run")
     with pytest.raises(InputError, match=named):
         run(tmp_path / "run", corpus, resume=True, num_steps=steps)
-    assert metrics_of(tmp_path / "run") == metrics_of(request.getfixturevalue(there))
+    assert metrics(tmp_path / "run") == metrics(request.getfixturevalue(there))
 
 
 def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
@@ -287,7 +283,7 @@ def test_the_seeds_second_phase(whole, corpus, tmp_path):
     changes = {"stages": 2, "end_lr": 0.0003, "decay_power": 0.5, "lr": 0.004, "warmup_ratio": 0.34}
     changes.update(num_steps=6, max_seq_length=32, batch_size=2)
     assert run(tmp_path, corpus, init_from=f"{whole}:{FIRST}", **changes) == 0
-    lines = metrics_of(tmp_path)
+    lines = metrics(tmp_path)
     training = [each for each in lines if "lr" in each]
     assert (lines[0]["step"], "eval_mlm_loss" in lines[0]) == (0, True), "before its first step"
     schedule = Schedule(6, 0.004, 2, 0.0003, 0.5)
@@ -339,7 +335,7 @@ class TestInitFrom:
         given = f"{tmp_path / 'whole'}:2"
         assert run(tmp_path / "fork", corpus, init_from=given, reset="none", **options) == 0
         assert arrays_of(tmp_path / "fork", 4) == arrays_of(tmp_path / "whole", 4)
-        assert metrics_of(tmp_path / "fork") == metrics_of(tmp_path / "whole")[2:]
+        assert metrics(tmp_path / "fork") == metrics(tmp_path / "whole")[2:]
 
     @pytest.mark.parametrize("reset", ["optimizer", "schedule", "data"])
     def test_each_reset(self, reset, whole, corpus, tmp_path):
@@ -348,7 +344,7 @@ class TestInitFrom:
         options["seed"] = None
         assert run(tmp_path, corpus, init_from=f"{whole}:2", reset=reset, **options) == 0
         begun = 0 if "schedule" in reset else 2
-        assert [each["step"] for each in metrics_of(tmp_path)] == list(range(begun + 1, 7))
+        assert [each["step"] for each in metrics(tmp_path)] == list(range(begun + 1, 7))
         steps = 6 - begun
         assert states_of(tmp_path, 6)["t"] == steps + (0 if "optimizer" in reset else 2)
         assert manifest_of(tmp_path, 6)["blocks"] == steps + (0 if "data" in reset else 2)
@@ -359,7 +355,7 @@ class TestInitFrom:
         assert run(tmp_path / "run", corpus, **changes) == 0
         assert states_of(tmp_path / "run", 4)["t"] == 2
         assert manifest_of(tmp_path / "run", 4)["blocks"] == 2
-        assert [each["lr"] for each in metrics_of(tmp_path / "run")[-2:]] == [
+        assert [each["lr"] for each in metrics(tmp_path / "run")[-2:]] == [
             Schedule(FIRST, 0.02, 1)(step) for step in (3, 4)
         ]
 
@@ -373,7 +369,7 @@ class TestInitFrom:
     @pytest.mark.parametrize("partial", [False, True])
     def test_longer_and_shorter_positions(self, partial, first, corpus, tmp_path, capsys):
         """More than needed: the first ones. Fewer: an error, or the others begin random."""
-        source = read_params(first / "0000004.params")
+        source = read_params(first, 4)
         name, rows = "encoder.position_weight", 64 if partial else 600
         source[name] = np.resize(source[name], (rows, 16))
         path = tmp_path / "weights.params"
@@ -384,16 +380,12 @@ class TestInitFrom:
             with pytest.raises(InputError, match="positions 64, this run .*positions 512"):
                 run(tmp_path / "run", corpus, **options)
         assert run(tmp_path / "run", corpus, init_partial=partial or None, **options) == 0
-        found = read_params(tmp_path / "run" / "0000001.params")[name]
+        found = read_params(tmp_path / "run", 1)[name]
         both = min(rows, 512)
         np.testing.assert_allclose(found[:both], source[name][:both], rtol=1e-5, atol=1e-12)
         assert found.shape == (512, 16) and np.abs(found[both:]).max(initial=0) < 0.2
         said = capsys.readouterr().err
         assert ("from position 64 on" if partial else "of its 600 positions the first 512") in said
-
-
-def states_of(directory: Path, step: int) -> Any:
-    return np.load(directory / f"{step:07d}.states.npz")
 
 
 def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, monkeypatch):
@@ -408,14 +400,8 @@ def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, mon
         held.extend(weakref.ref(each) for each in (run, run.model.network, run.optimizer, run.feed))
         return run
 
-    class Remembering(LocalCommunicator):
-        forgotten = 0
-
-        def forget(self) -> None:
-            self.forgotten += 1
-
     monkeypatch.setattr(training.train, "open_run", opened)
-    communicator = Remembering()
+    communicator = Forgetful()
     assert run(tmp_path, corpus, communicator, data_eval=None) == 0
     assert len(held) == 8 and communicator.forgotten == 1
 

@@ -10,7 +10,8 @@ import pytest
 
 from data.store.tokens import entropy
 from data.tokenizing.vocab import SPECIAL_TOKENS
-from tests.training.staged import metrics_of, run
+from tests.faults.jobs import metrics
+from tests.training.staged import run
 from training import stalled
 from training.stalled import GUIDE, INTERVALS, STEPS, Stalled, reasons
 
@@ -48,7 +49,7 @@ def test_real_runs(changes, expected, text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stalled, "STEPS", 240)
     assert run(tmp_path, text, **{**SHORT, **changes}) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "loss does not fall" in line]
-    losses = [each["mlm_loss"] for each in metrics_of(tmp_path)]
+    losses = [each["mlm_loss"] for each in metrics(tmp_path)]
     if expected is None:
         assert said == [] and losses[-1] < 2 < 3.6 < losses[0]  # the tokens' entropy is 3.69
         return

@@ -16,14 +16,12 @@ from base.command_line import Pair
 from base.errors import InputError
 from bert.weights.params_file import write_params
 from tests.training.staged import MODEL, parts_of, read_params, run, words
+from tests.training.test_inputs import arrays
+from tests.training.test_options import parse
 from training import checkpoint
 from training.inputs import check_inputs
 from training.options import parse_options, run_config, stage_config, stage_options
 from training.plan import make_plan
-
-
-def parse(*arguments: str) -> Any:
-    return parse_options(["--data", "x.npz", *arguments], "description")
 
 
 def values(name: str, *arguments: str) -> list[Any]:
@@ -44,7 +42,7 @@ class TestPairs:
 
     def test_data_of_stage_2(self):
         both = ("--stages", "both", "--data_eval", "e.npz", "--data_2", "long.npz")
-        assert values("data", *both) == ["x.npz", "long.npz"]
+        assert values("data", *both) == ["x.txt", "long.npz"]
         assert values("data_eval", *both) == ["e.npz", "e.npz"]
 
     @pytest.mark.parametrize(
@@ -156,12 +154,7 @@ class TestDirectories:
 
     def test_files_with_masks_are_of_one_stage(self, corpus, tmp_path):
         path = tmp_path / "short.npz"
-        arrays = {name: np.zeros((1, 1), np.int32) for name in ("masked_lm_ids", "masked_lm_positions")}
-        np.savez(
-            path, **arrays, input_ids=np.ones((1, 8), np.int32), segment_ids=np.zeros((1, 8), np.int32),
-            valid_lengths=np.array([8]), masked_lm_weights=np.ones((1, 1), np.float32),
-            next_sentence_labels=np.zeros(1, np.int32),
-        )  # fmt: skip
+        np.savez(path, **arrays(1, 8, 1))
         changes = {"raw": None, "data": path, "data_eval": None, "max_seq_length": None}
         with pytest.raises(InputError, match="--data names files with masks, .*--data_2"):
             parts_of(tmp_path / "run", corpus, **changes)
@@ -232,7 +225,7 @@ class TestParameters:
             self.check(bare, corpus, tmp_path / "run", reset="schedule,data")
 
     def test_parts_that_are_missing(self, trained, corpus, tmp_path):
-        arrays = read_params(trained / "0000001.params")
+        arrays = read_params(trained, 1)
         bare = {name: array for name, array in arrays.items() if not name.startswith(("decoder", "pooler"))}
         path = write_all(tmp_path / "encoder.params", bare)
         with pytest.raises(InputError, match="lacks the pooler, the masked-LM head; .*--init_partial"):
@@ -241,7 +234,7 @@ class TestParameters:
         assert "pooler.weight (not there)" in message and "decoder.3.bias (not there)" in message
 
     def test_numbers_that_are_not_finite(self, trained, corpus, tmp_path):
-        arrays = read_params(trained / "0000001.params")
+        arrays = read_params(trained, 1)
         arrays["pooler.bias"] = np.full_like(arrays["pooler.bias"], np.nan)
         path = write_all(tmp_path / "bad.params", arrays)
         with pytest.raises(InputError, match="16 of the 16 numbers of pooler.bias are not finite"):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +17,7 @@ from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tests.training.tiny import (
     TASK,
+    Waiting,
     gradients,
     joined,
     make_step,
@@ -49,15 +49,15 @@ def uneven_batches(count: int) -> list:
     return found
 
 
-def state_arrays(optimizer) -> dict[str, np.ndarray]:
-    return dict(optimizer.state())
-
-
 def poisoned(value: float) -> Batch:
     """The batch with a weight of which the gradient is not finite."""
     masked_weights = BATCH.masked_weights.copy()
     masked_weights[1, 0] = value
     return BATCH._replace(masked_weights=masked_weights)
+
+
+def norm_of(arrays: Iterable[np.ndarray]) -> float:
+    return math.sqrt(sum(float(np.sum(array.astype(np.float64) ** 2)) for array in arrays))
 
 
 class TestAccumulation:
@@ -118,21 +118,18 @@ class TestClipping:
         moments = {name: array for name, array in optimizer.state().items() if name.endswith(".mean")}
         return result.grad_norm, moments, gradients(network)
 
-    def norm(self, arrays) -> float:
-        return math.sqrt(sum(float(np.sum(array.astype(np.float64) ** 2)) for array in arrays.values()))
-
     def test_the_update_sees_a_gradient_of_the_greatest_norm(self):
         """The first moment after one step is 0.1 times the gradient that the update was made with."""
         grad_norm, moments, gradient = self.first_moments(clip_norm=0.25)
-        assert grad_norm == pytest.approx(self.norm(gradient), rel=1e-5) and grad_norm > 1
-        assert self.norm(moments) / 0.1 == pytest.approx(0.25, rel=1e-5)
+        assert grad_norm == pytest.approx(norm_of(gradient.values()), rel=1e-5) and grad_norm > 1
+        assert norm_of(moments.values()) / 0.1 == pytest.approx(0.25, rel=1e-5)
         expected = {f"{name}.mean": 0.1 * 0.25 / grad_norm * array for name, array in gradient.items()}
         assert relative_difference(moments, expected) < 1e-5
 
     @pytest.mark.parametrize("clip_norm", [0.0, 1e6])
     def test_a_smaller_gradient_stays_as_it_is(self, clip_norm):
         grad_norm, moments, _ = self.first_moments(clip_norm)
-        assert self.norm(moments) / 0.1 == pytest.approx(grad_norm, rel=1e-5)
+        assert norm_of(moments.values()) / 0.1 == pytest.approx(grad_norm, rel=1e-5)
 
     def test_the_loss_scale_is_taken_out_before(self):
         """A power of two as scale changes neither the reported norm nor what is clipped."""
@@ -140,7 +137,7 @@ class TestClipping:
         scaled = self.first_moments(clip_norm=0.25, scaler=LossScaler(1024.0))
         assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
         assert relative_difference(scaled[1], plain[1]) < 1e-6
-        assert self.norm(scaled[2]) == pytest.approx(1024 * plain[0], rel=1e-5)
+        assert norm_of(scaled[2].values()) == pytest.approx(1024 * plain[0], rel=1e-5)
 
 
 class Disagreeing(LocalCommunicator):
@@ -173,40 +170,24 @@ def test_sums_of_gradients_give_the_bits_of_means():
     assert same_bits(weights(networks[0]), weights(networks[1]))
 
 
-class Late(mx.operator.CustomOp):
-    """Copies its input when `Slow` has been given gradients, or after a minute."""
-
-    gradients = threading.Event()
-    in_time = False
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        Late.in_time = self.gradients.wait(60)
-        self.assign(out_data[0], req[0], in_data[0])
-
-
-@mx.operator.register("late")
-class LateProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        return Late()
-
-
 class Slow(LocalCommunicator):
     """The means of a step's counts arrive late."""
 
     def average(self, arrays):
         if len(arrays) == 1:
-            arrays[0][:] = mx.nd.Custom(arrays[0], op_type="late")
-        else:
-            Late.gradients.set()
+            arrays[0][:] = mx.nd.Custom(arrays[0], op_type="waiting")
+        else:  # the gradients
+            Waiting.released.set()
 
 
 def test_the_passes_are_queued_while_the_counts_travel():
     network = tiny_network(spread=SPREAD, model="bert_1_32_2")
     step, _ = make_step(network)
     expected = step(1, [BATCH], lr=1e-30).grad_norm
+    Waiting.released.clear()
     step, _ = make_step(network, communicator=Slow())
     assert step(1, [BATCH], lr=1e-30).grad_norm == expected
-    assert Late.in_time, "the step has waited for the counts before it queued its passes"
+    assert Waiting.in_time, "the step has waited for the counts before it queued its passes"
 
 
 class Noted(LocalCommunicator):
@@ -253,7 +234,7 @@ class TestCountedNorm:
 
     @staticmethod
     def norm(arrays) -> float:
-        return math.sqrt(sum(float((each.asnumpy().astype(np.float64) ** 2).sum()) for each in arrays))
+        return norm_of(each.asnumpy() for each in arrays)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_the_norm_is_that_of_all_gradients(self, dtype):
@@ -290,7 +271,7 @@ class TestSkipping:
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         step, optimizer = make_step(network, accumulate=accumulate, scaler=scaler)
         assert step(1, [good] * accumulate, lr=0.01).applied  # moments that are not zero
-        before, states = weights(network), state_arrays(optimizer)
+        before, states = weights(network), optimizer.state()
         good_steps = scaler.good_steps
         assert good_steps == 1 and int(states["t"]) == 1
 
@@ -298,7 +279,7 @@ class TestSkipping:
 
         assert not result.applied and result.keep_going
         assert not math.isfinite(result.grad_norm)
-        assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
+        assert same_bits(weights(network), before) and same_bits(optimizer.state(), states)
         assert (scaler.scale, scaler.good_steps) == (512.0, 0)
 
         result = step(3, [good] * accumulate, lr=0.01)
@@ -310,11 +291,11 @@ class TestSkipping:
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         communicator = Disagreeing(False, True, True)
         step, optimizer = make_step(network, scaler=scaler, communicator=communicator)
-        before, states = weights(network), state_arrays(optimizer)
+        before, states = weights(network), optimizer.state()
         result = step(1, [BATCH], lr=0.01)
         assert communicator.asked == [[True, True, True]], "this rank's gradient was finite"
         assert not result.applied and result.keep_going and math.isfinite(result.grad_norm)
-        assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
+        assert same_bits(weights(network), before) and same_bits(optimizer.state(), states)
         assert scaler.scale == 512.0
 
     def test_a_step_that_is_off_is_skipped_and_keeps_its_loss_scale(self):
@@ -322,11 +303,11 @@ class TestSkipping:
         network, scaler = tiny_network(spread=SPREAD), DynamicScaler(1024.0)
         expected = make_step(tiny_network(spread=SPREAD))[0](1, [BATCH], lr=0.01)
         step, optimizer = make_step(network, scaler=scaler)
-        judged, before, states = [], weights(network), state_arrays(optimizer)
+        judged, before, states = [], weights(network), optimizer.state()
         step._settings = replace(step._settings, off=lambda *values: judged.append(values) or "it is off")
         result = step(1, [BATCH], lr=0.01)
         assert not result.applied and result.skipped == "it is off" and scaler.scale == 1024.0
-        assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
+        assert same_bits(weights(network), before) and same_bits(optimizer.state(), states)
         assert judged == [(result.loss, result.grad_norm)]
         assert judged[0] == pytest.approx((expected.loss, expected.grad_norm), rel=1e-5)
         sums, counts = result.sums.asnumpy(), TASK.count([BATCH])
@@ -441,14 +422,9 @@ def optimizer_of(network: Any, left_out: str = "-", native: bool = True) -> Opti
 def test_weights_that_are_not_updated():
     """Whole products may be frozen; one part of a copy may not, where the others are updated."""
     network = network_of()
-    assert optimizer_of(network, "ffn_1").pack(network.packed_copies(), network.packed_dtype)
-    assert not optimizer_of(network, "proj_query").pack(network.packed_copies(), network.packed_dtype)
-    assert not optimizer_of(network, native=False).pack(network.packed_copies(), network.packed_dtype)
-
-
-def test_one_network_an_optimizer():
-    network = network_of()
-    optimizer = optimizer_of(network)
+    optimizer = optimizer_of(network, "ffn_1")
     assert optimizer.pack(network.packed_copies(), network.packed_dtype)
     with pytest.raises(ValueError, match="another network"):
         optimizer.pack(network.packed_copies(), network.packed_dtype)
+    assert not optimizer_of(network, "proj_query").pack(network.packed_copies(), network.packed_dtype)
+    assert not optimizer_of(network, native=False).pack(network.packed_copies(), network.packed_dtype)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -86,14 +87,21 @@ def test_what_waits_in_a_library_is_ended_too(tmp_path):
     assert code == 143, stderr
 
 
+def begun(code: str, *words: object, **options: Any) -> subprocess.Popen[str]:
+    """A process of Python that has said READY."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], text=True, stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        **options,
+    )  # fmt: skip
+    assert process.stdout.readline() == "READY\n", process.stderr.read()
+    return process
+
+
 def ended_by(number, moment, folder) -> tuple:
     """Exit code and standard error of a process that gets the signal at a moment."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BUSY, moment, str(int(number))], cwd=folder, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = begun(BUSY, moment, int(number), cwd=folder)
     try:
-        assert process.stdout.readline() == "READY\n", process.stderr.read()
         if moment != "elsewhere":
             process.send_signal(number)
         _, stderr = process.communicate(timeout=LIMIT)
@@ -102,18 +110,8 @@ def ended_by(number, moment, folder) -> tuple:
         process.kill()
 
 
-def steps(same: float) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", STEPS, str(same)], text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout.readline() == "READY\n", process.stderr.read()
-    return process
-
-
 def test_a_second_sigterm_ends_a_run_that_saves():
-    with steps(0.1) as process:
+    with begun(STEPS, 0.1) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SAVING\n"
         # Again and again; of a process that has ended nothing is sent.
@@ -124,7 +122,7 @@ def test_a_second_sigterm_ends_a_run_that_saves():
 @pytest.mark.parametrize(("same", "more"), [(1000.0, signal.SIGTERM), (0.0, signal.SIGUSR1)])
 def test_copies_of_the_first_signal_and_sigusr1_let_it_save(same, more):
     """`timeout` sends SIGTERM twice at once; hosts/launch.py repeats SIGUSR1 to mpirun."""
-    with steps(same) as process:
+    with begun(STEPS, same) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SAVING\n"
         for _ in range(5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -38,6 +39,23 @@ class Heard(Reporter):
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
+
+
+class Waiting(mx.operator.CustomOp):
+    """Copies its input when `released` is set, which a test clears before, or after a minute."""
+
+    released = threading.Event()
+    in_time = False
+
+    def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        Waiting.in_time = self.released.wait(60)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("waiting")
+class WaitingProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> Waiting:
+        return Waiting()
 
 
 def tiny_network(

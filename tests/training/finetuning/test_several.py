@@ -10,10 +10,12 @@ import finetune_classifier
 import results
 from base.errors import InputError
 from tests.finetuned import classifier, write_data
+from tests.processes import ROOT, start_ranks
 from training.results.members import read_plan
-from training.results.record import FINISHED, read_result
+from training.results.record import FINISHED, UNFINISHED, has_result, read_result
 from training.results.summary import read_members
 
+SCRIPT, ENV = ROOT / "finetune_classifier.py", {"OMP_NUM_THREADS": "1"}
 SEARCH = ["--seeds", "2", "--search", "lr=3e-3,1e-4"]
 
 
@@ -47,6 +49,12 @@ def test_every_member_is_a_finished_run_with_its_options(searched):
         assert found.main_score in found.scores
         repeats = (searched / member.name / "run.yaml").read_text()
         assert "seeds: null" in repeats and "search: null" in repeats
+
+
+def test_a_member_is_the_run_that_it_would_be_alone(data, searched, tmp_path):
+    member = read_plan(str(searched)).members[3]
+    assert finetune_classifier.main(command(data, tmp_path, *member.words)) == 0
+    assert read_result(str(tmp_path)).parameters == read_result(str(searched / member.name)).parameters
 
 
 def test_the_table_and_the_best_on_the_dev_split(searched, capsys):
@@ -85,3 +93,25 @@ def test_a_folder_with_other_runs_is_left_alone(data, searched):
     with pytest.raises(InputError, match="holds a run without --seeds"):
         member = searched / "lr_3e-3-seed_3"
         finetune_classifier.main(command(data, member, *SEARCH, "--resume"))
+
+
+def test_two_ranks_are_killed_in_the_second_member_and_resumed(data, tmp_path):
+    folder = tmp_path / "members"
+    given = {"seed": None, "seeds": 3, "num_steps": 18, "ckpt_interval": 3, "resume": True}
+    words = classifier(data, folder, **given)
+    second = folder / "seed_1"
+    with start_ranks(SCRIPT, 2, "mpirun", args=words, env=ENV) as run:
+        run.kill_when((second / "0000003.json").exists)
+    first = (folder / "seed_0" / "results.json").read_bytes()
+    assert read_result(str(second)).status == UNFINISHED and not has_result(str(folder / "seed_2"))
+
+    with start_ranks(SCRIPT, 2, "mpirun", args=words, env=ENV) as run:
+        said = run.wait().check().ranks
+    assert "1 of 3 runs have ended before\nrun 2 of 3: seed_1\n" in said[0].stdout
+    assert "continuing after step " in said[0].stdout and "run " not in said[1].stdout
+    assert (folder / "seed_0" / "results.json").read_bytes() == first
+    for number in (0, 1, 2):
+        found = read_result(str(folder / f"seed_{number}"))
+        assert (found.status, found.steps, found.seed) == (FINISHED, 18, number)
+        assert (found.backend, found.world_size, found.hosts) == ("horovod", 2, 1)
+    assert len({read_result(str(path)).parameters for path in folder.glob("seed_*")}) == 3

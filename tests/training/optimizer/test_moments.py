@@ -6,7 +6,6 @@ tests/bert/operators/test_bfloat16_moments.py has a single update, rounding by r
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.training.optimizer.test_optimizer import (
     random_weights,
 )
 from tests.training.small_runs import command, parts_of, trained
+from tests.training.staged import arrays_of, copy_step, states_of
 from training.estimate import estimate
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.update import Bfloat16Moment, MomentType, Rule, check_moments, converted
@@ -45,10 +45,6 @@ def make(
 def train(optimizer: Optimizer, first: int, last: int) -> None:
     for step in range(first, last + 1):
         optimizer.step(on_device(random_gradients(step)), 0.01)
-
-
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
 @pytest.mark.parametrize("options", [{}, OTHER])
@@ -71,28 +67,6 @@ def test_it_follows_the_reference_as_far_as_bfloat16_goes(kind: str, options: di
             assert abs(error.mean()) < chance + 1e-3 * np.abs(exact).mean(), kept
         moved, expected = weights[i].asnumpy() - start[i], reference.weights[i] - start[i]
         assert np.sqrt(np.mean((moved - expected) ** 2)) < 0.02 * np.sqrt(np.mean(expected**2)), name
-
-
-def test_a_state_that_is_taken_over_continues_bit_for_bit() -> None:
-    first, weights = make(seed=5)
-    train(first, 1, 4)
-    state, middle = first.state(), [weight.asnumpy() for weight in weights]
-    train(first, 5, 8)
-
-    second, others = make(seed=5)
-    train(second, 1, 1)
-    second.restore(state)
-    assert same(second.state(), state) and second.t == 4
-    for weight, value in zip(others, middle):
-        weight[:] = value
-    train(second, 5, 8)
-    assert same(second.state(), first.state())
-    for one, other in zip(weights, others):
-        assert one.asnumpy().tobytes() == other.asnumpy().tobytes()
-
-    another, _ = make(seed=6)
-    train(another, 1, 8)
-    assert not same(another.state(), first.state())
 
 
 def test_a_checkpoint_has_them_in_their_type_and_ranks_can_send_them() -> None:
@@ -127,20 +101,17 @@ def test_states_of_the_other_type_are_converted(dtype: str) -> None:
 
 
 def test_conversion_to_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
-    def one(bits: int) -> int:
-        value = np.array([bits], np.uint32).view(np.float32)
-        raw = converted(value, "bfloat16")
-        assert raw is not None and raw.shape == (1, 2) and raw.dtype == np.uint8
-        return int(raw.view(np.uint16)[0, 0])
-
     cases = {
         0x3F800000: 0x3F80, 0x3F807FFF: 0x3F80, 0x3F808000: 0x3F80, 0x3F808001: 0x3F81, 0x3F818000: 0x3F82,
         0xBF818000: 0xBF82, 0x00000000: 0, 0x80000000: 0x8000, 0x7F800000: 0x7F80, 0x7F7FFFFF: 0x7F80,
         0x00018000: 0x0002,
     }  # fmt: skip
-    assert {bits: one(bits) for bits in cases} == cases
-    for nan in (0x7FC00000, 0x7F800001, 0xFFFFFFFF):
-        assert one(nan) & 0x7FFF > 0x7F80
+    nans = (0x7FC00000, 0x7F800001, 0xFFFFFFFF)
+    raw = converted(np.array([*cases, *nans], np.uint32).view(np.float32), "bfloat16")
+    assert raw is not None and raw.shape == (len(cases) + 3, 2) and raw.dtype == np.uint8
+    found = raw.view(np.uint16)[:, 0]
+    assert found[:-3].tolist() == list(cases.values())
+    assert (found[-3:] & 0x7FFF > 0x7F80).all()
 
 
 @pytest.mark.parametrize("value", [np.zeros(3, np.float64), np.zeros(3, np.float16), np.zeros(3, np.uint8)])
@@ -177,51 +148,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def half_of(whole: Path, folder: Path) -> Path:
-    """The same run, ended at its first checkpoint."""
-    folder.mkdir()
-    for file in whole.glob("0000003.*"):
-        shutil.copy(file, folder)
-    return folder
-
-
-def states(folder: Path, step: int = 6) -> dict[str, np.ndarray]:
-    with np.load(folder / f"{step:07d}.states.npz", allow_pickle=False) as file:
-        return dict(file)
-
-
-def test_checkpoints_have_the_moments_in_their_type(whole: Path) -> None:
-    found = states(whole)
-    assert {str(array.dtype) for name, array in found.items() if name != "t"} == {str(BFLOAT16)}
-    assert found["t"] == 6
-    assert '\noptimizer_state: "bfloat16"\n' in (whole / "run.yaml").read_text()
+def dtypes(folder: Path, step: int = 6) -> set[np.dtype]:
+    """Types of a checkpoint's moments."""
+    return {array.dtype for name, array in states_of(folder, step).items() if name != "t"}
 
 
 def test_a_resumed_run_is_the_same_to_the_bit(whole: Path, tmp_path: Path) -> None:
-    folder = half_of(whole, tmp_path / "half")
+    folder = copy_step(whole, 3, tmp_path / "half")
     assert trained(folder, *WORDS, *LOW, "--resume") == 0  # the seed is the checkpoint's
-    for name in ("0000006.params", "0000006.states.npz"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    assert arrays_of(folder, 6) == arrays_of(whole, 6)
+    assert dtypes(whole) == {BFLOAT16} and states_of(whole, 6)["t"] == 6
+    assert '\noptimizer_state: "bfloat16"\n' in (whole / "run.yaml").read_text()
 
 
 def test_a_run_goes_on_with_the_other_type(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = half_of(whole, tmp_path / "half")
-    assert trained(folder, *WORDS, "--resume") == 0
-    message = "--optimizer_state float32: the checkpoint's run had bfloat16; its moments are converted"
-    assert message in "".join(capsys.readouterr())
-    assert {array.dtype for name, array in states(folder).items() if name != "t"} == {np.dtype(np.float32)}
-
-    for file in folder.glob("0000003.*"):  # and back again
-        file.unlink()
-    words = [*WORDS, *LOW, "--resume"]
-    words[words.index("6")] = "7"
-    assert trained(folder, *words) == 0
-    assert message.replace("float32", "x").replace("bfloat16", "float32").replace("x", "bfloat16") in "".join(
-        capsys.readouterr()
-    )
-    assert {array.dtype for name, array in states(folder, 7).items() if name != "t"} == {BFLOAT16}
+    folder = copy_step(whole, 3, tmp_path / "half")
+    types = ("bfloat16", "float32")
+    for steps, words, (before, now) in (("6", (), types), ("7", LOW, types[::-1])):  # and back again
+        assert trained(folder, *WORDS, *words, "--resume", "--num_steps", steps) == 0
+        said = f"--optimizer_state {now}: the checkpoint's run had {before}; its moments are converted"
+        assert said in "".join(capsys.readouterr())
+    assert dtypes(folder) == {np.dtype(np.float32)} and dtypes(folder, 7) == {BFLOAT16}
 
 
 def test_the_estimate_counts_it(tmp_path: Path) -> None:

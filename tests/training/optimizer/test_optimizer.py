@@ -11,10 +11,11 @@ import pytest
 
 from base.errors import InputError
 from bert.operators import load_operators
-from bert.weights.params_file import read_index
 from tests.training.small_runs import trained
-from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, is_excluded
-from training.optimizer.update import PIECE, Rule
+from tests.training.staged import read_params, states_of
+from tests.training.tiny import same_bits
+from training.optimizer.optimizer import Optimizer, clip_factor, global_norm
+from training.optimizer.update import PIECE, MomentType, Rule
 
 SHAPES = {
     "word_embed.0.weight": (50, 16),
@@ -51,8 +52,9 @@ class Reference:
         beta2: float = 0.999,
         epsilon: float = 1e-6,
         weight_decay: float = 0.01,
+        names: Sequence[str] = NAMES,
     ):
-        self.kind = kind
+        self.kind, self.names = kind, names
         self.weights = [weight.astype(np.float64) for weight in weights]
         self.means = [np.zeros(weight.shape) for weight in weights]
         self.vars = [np.zeros(weight.shape) for weight in weights]
@@ -65,7 +67,7 @@ class Reference:
 
     def step(self, gradients: Sequence[np.ndarray], lr: float, rescale: float = 1.0) -> None:
         self.t += 1
-        for i, name in enumerate(NAMES[: len(self.weights)]):
+        for i, name in enumerate(self.names[: len(self.weights)]):
             gradient = gradients[i].astype(np.float64) * rescale
             self.means[i] = self.beta1 * self.means[i] + (1 - self.beta1) * gradient
             self.vars[i] = self.beta2 * self.vars[i] + (1 - self.beta2) * np.square(gradient)
@@ -164,28 +166,19 @@ def test_float16_follows_the_reference_through_its_master_weights(kind: str) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_zero_weights_take_the_plain_update(native: bool, dtype: str) -> None:
+def test_zero_weights_take_the_plain_update_and_stay_zero_without_gradients(native: bool, dtype: str) -> None:
     values = [np.zeros(shape, dtype) for shape in SHAPES.values()]
     weights = on_device(values)
     optimizer, reference = Optimizer("lamb", NAMES, weights, native=native), Reference("lamb", values)
-    for step in range(20):
-        gradients = random_gradients(step, dtype)
+    for step in range(23):
+        gradients = values if step < 3 else random_gradients(step, dtype)
         optimizer.step(on_device(gradients), 0.01)
         reference.step(gradients, 0.01)
         expected = reference.weights
         if dtype == "float16":
             expected = [value.astype(np.float16) for value in expected]
         assert_close(weights, expected, 1e-5 if dtype == "float32" else 2e-3)
-    assert all(np.abs(weight.asnumpy()).max() > 0 for weight in weights)
-
-
-def test_zero_weights_and_zero_gradients_stay_zero(native: bool) -> None:
-    weights = on_device([np.zeros(shape, np.float32) for shape in SHAPES.values()])
-    optimizer = Optimizer("lamb", NAMES, weights, native=native)
-    for _ in range(3):
-        optimizer.step(on_device([np.zeros(shape, np.float32) for shape in SHAPES.values()]), 0.01)
-    for weight in weights:
-        np.testing.assert_array_equal(weight.asnumpy(), 0.0)
+        assert all(weight.asnumpy().any() == (step >= 3) for weight in weights)
 
 
 def test_norms_of_a_tensor_of_several_pieces(native: bool) -> None:
@@ -229,8 +222,6 @@ def test_one_bad_element_makes_the_norm_non_finite(native: bool, bad: float, dty
     "norm, clip_norm, scale, expected",
     [
         (0.5, 1.0, 1.0, 1.0),
-        (1.0, 1.0, 1.0, 1.0),
-        (4.0, 1.0, 1.0, 0.25),
         (4.0, 2.0, 1.0, 0.5),
         (0.0, 1.0, 1.0, 1.0),
         (4.0, 0.0, 1.0, 1.0),
@@ -244,25 +235,40 @@ def test_clip_factor(norm: float, clip_norm: float, scale: float, expected: floa
 
 
 @pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_restored_state_continues_bit_for_bit(native: bool, kind: str, dtype: str) -> None:
-    weights = on_device([value.astype(dtype) for value in random_weights()])
-    first = Optimizer(kind, NAMES, weights, native=native)
-    for step in range(5):
-        first.step(on_device(random_gradients(step, dtype)), 0.01)
-    saved_state = first.state()
-    resumed_weights = on_device([weight.asnumpy() for weight in weights])
-    second = Optimizer(kind, NAMES, resumed_weights, native=native)
-    second.restore(saved_state)
-    for step in range(5, 12):
-        for optimizer in (first, second):
+@pytest.mark.parametrize(
+    "native, dtype, moments",
+    [
+        *((native, dtype, "float32") for native in (False, True) for dtype in ("float32", "float16")),
+        (True, "float32", "bfloat16"),
+    ],
+    indirect=["native"],
+)
+def test_restored_state_continues_bit_for_bit(native: bool, kind: str, dtype: str, moments: str) -> None:
+    def make(weights: Sequence[np.ndarray], seed: int = 5) -> tuple[Optimizer, list[mx.nd.NDArray]]:
+        own = on_device([value.astype(dtype) for value in weights])
+        return Optimizer(kind, NAMES, own, native=native, moments=MomentType(moments, seed)), own
+
+    def train(optimizer: Optimizer, *steps: int) -> None:
+        for step in range(*steps):
             optimizer.step(on_device(random_gradients(step, dtype)), 0.01)
+
+    first, weights = make(random_weights())
+    train(first, 5)
+    saved_state = first.state()
+    second, resumed_weights = make([weight.asnumpy() for weight in weights])
+    train(second, 1)
+    for weight, value in zip(resumed_weights, weights):
+        weight[:] = value
+    second.restore(saved_state)
+    assert same_bits(second.state(), saved_state) and second.t == 5
+    train(first, 5, 12), train(second, 5, 12)
     for a, b in zip(weights, resumed_weights):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
-    first_state, second_state = first.state(), second.state()
-    assert first_state.keys() == second_state.keys()
-    for name in first_state:
-        np.testing.assert_array_equal(first_state[name], second_state[name])
+    assert same_bits(second.state(), first.state())
+    if moments == "bfloat16":
+        other, _ = make(random_weights(), seed=6)
+        train(other, 12)
+        assert not same_bits(other.state(), first.state())
 
 
 def test_state_is_a_copy_of_plain_arrays() -> None:
@@ -313,27 +319,21 @@ GIVEN = {"beta1": 0.7, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.3}
 
 
 def test_a_step_has_the_numbers_that_are_given(tmp_path):
+    """The second one, from the first one's checkpoint; its gradients follow from the means of both."""
     options = [word for name, value in GIVEN.items() for word in (f"--{name}", value)]
     assert trained(tmp_path / "run", *WORDS, *options) == 0
-    weights, means, variances = [], [], []
-    for step in (1, 2):
-        with np.load(tmp_path / f"run/{step:07d}.states.npz") as states:
-            names = [name[:-5] for name in states if name.endswith(".mean")]
-            for kind, found in ((".mean", means), (".var", variances)):
-                found.append({name: states[name + kind].astype(np.float64) for name in names})
-        index = read_index(str(tmp_path / f"run/{step:07d}.params"))
-        weights.append({name: index[name].read().astype(np.float64) for name in names})
-    for name in names:
-        # The first step's moments are those of its gradient alone.
-        first = means[0][name] / (1 - GIVEN["beta1"])
-        np.testing.assert_allclose(
-            variances[0][name], (1 - GIVEN["beta2"]) * first**2, rtol=1e-5, atol=1e-14, err_msg=name
-        )
-        gradient = (means[1][name] - GIVEN["beta1"] * means[0][name]) / (1 - GIVEN["beta1"])
-        expected = GIVEN["beta2"] * variances[0][name] + (1 - GIVEN["beta2"]) * gradient**2
-        np.testing.assert_allclose(variances[1][name], expected, rtol=1e-3, atol=1e-9, err_msg=name)
-        update = means[1][name] / (np.sqrt(variances[1][name]) + GIVEN["epsilon"])
-        if not is_excluded(name):
-            update += GIVEN["weight_decay"] * weights[0][name]
-        moved = weights[1][name] - weights[0][name]
-        np.testing.assert_allclose(moved, -0.1 * update, rtol=1e-4, atol=1e-6, err_msg=name)
+    weights, after = (read_params(tmp_path / "run", step) for step in (1, 2))
+    first, second = (states_of(tmp_path / "run", step) for step in (1, 2))
+    names = [name[:-5] for name in first if name.endswith(".mean")]
+    reference = Reference("bertadam", [weights[name] for name in names], names=names, **GIVEN)
+    reference.means, reference.vars = (
+        [first[f"{name}.{part}"].astype(np.float64) for name in names] for part in ("mean", "var")
+    )
+    moved = [
+        second[f"{name}.mean"] - GIVEN["beta1"] * first[f"{name}.mean"].astype(np.float64) for name in names
+    ]
+    reference.step([each / (1 - GIVEN["beta1"]) for each in moved], 0.1)
+    for name, weight, variance in zip(names, reference.weights, reference.vars):
+        np.testing.assert_allclose(second[f"{name}.var"], variance, rtol=1e-3, atol=1e-9, err_msg=name)
+        found = after[name] - weights[name].astype(np.float64)
+        np.testing.assert_allclose(found, weight - weights[name], rtol=1e-4, atol=1e-6, err_msg=name)

@@ -26,7 +26,9 @@ def test_dynamic_scale(steps: str, scales: list[float]) -> None:
     scaler = Small(8.0)
     seen = []
     for step in steps:
+        before = scaler.scale
         scaler.update(step == "g")
+        assert scaler.searching == (scaler.scale < before)
         seen.append(scaler.scale)
     assert seen == scales
 

@@ -8,10 +8,11 @@ import mxnet as mx
 import pytest
 
 from base.errors import InputError
-from comm.local import LocalCommunicator
 from tests.faults.jobs import SCRIPTS, patched
 from tests.processes import ROOT, run_ranks
 from tests.training.small_runs import command, parts_of
+from tests.training.staged import arrays_of
+from tests.training.test_feed import Rank
 from training.checkpoint import list_steps
 from training.estimate import estimate
 from training.optimizer.shards import ShardedOptimizer, shares
@@ -27,6 +28,7 @@ comm = Communicator()
 import mxnet as mx
 import numpy as np
 from bert.operators import load_operators
+from tests.training.tiny import same_bits
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
 from training.optimizer.update import Rule
@@ -42,12 +44,6 @@ def steps(optimizer, number, dtype, seed):
     for _ in range(number):
         optimizer.step([mx.nd.array(drawn.normal(size=shape), dtype=dtype) for shape in shapes], 0.01)
 
-def same(found, expected):
-    return list(found) == list(expected) and all(
-        found[name].dtype == expected[name].dtype and found[name].tobytes() == expected[name].tobytes()
-        for name in expected
-    )
-
 def room(name, array):
     return np.empty(array.shape, array.dtype)
 
@@ -60,9 +56,9 @@ for dtype, native in (("float32", load_operators()), ("float32", False), ("float
     sharded = ShardedOptimizer(comm, "lamb", divided, Rule(), native)
     steps(one, 3, dtype, 2)
     steps(sharded, 3, dtype, 2)
-    assert same(values(divided), values(whole)), dtype
+    assert same_bits(values(divided), values(whole)), dtype
     state = sharded.gathered(room)
-    assert same(state, one.state()) if comm.rank == 0 else state == {}, dtype
+    assert same_bits(state, one.state()) if comm.rank == 0 else state == {}, dtype
     held = sum(array.size for array in sharded.state_arrays().values())
     assert held < 0.7 * sum(array.size for array in one.state_arrays().values()), held
 
@@ -72,14 +68,14 @@ for dtype, native in (("float32", load_operators()), ("float32", False), ("float
     other.take(one.state() if comm.rank == 0 else None, keeps=True)
     steps(one, 2, dtype, 3)
     steps(other, 2, dtype, 3)
-    assert other.t == 5 and same(values(again), values(whole)), dtype
+    assert other.t == 5 and same_bits(values(again), values(whole)), dtype
 
     # Another stage begins with the masters alone.
     other = ShardedOptimizer(comm, "lamb", again, Rule(), native)
     other.take(one.state() if comm.rank == 0 else None, keeps=False)
     masters = {name: array for name, array in one.state().items() if name.endswith("master")}
     found = {name: array for name, array in other.gathered(room).items() if name.endswith("master")}
-    assert other.t == 0 and (comm.rank or same(found, masters)), dtype
+    assert other.t == 0 and (comm.rank or same_bits(found, masters)), dtype
     assert len(masters) == (5 if dtype == "float16" else 0)
 print("as one", flush=True)
 comm.close()
@@ -118,9 +114,8 @@ def test_the_files_of_a_run_are_those_of_one_without(tmp_path, launcher):
         result = run_ranks(ROOT / SCRIPTS[launcher], ranks, launcher, args=given)
         assert result.returncode == 0, result.describe()
 
-    def files(folder: str) -> dict[str, bytes]:
-        names = [f"{step:07d}.{end}" for step in (3, 6) for end in ("params", "states.npz")]
-        return {name: (tmp_path / folder / name).read_bytes() for name in names}
+    def files(folder: str) -> list:
+        return [arrays_of(tmp_path / folder, step) for step in (3, 6)]
 
     run("whole", 2)
     run("divided", 2, "--shard_states")
@@ -151,9 +146,6 @@ def test_the_estimate_counts_the_share(tmp_path):
 
 
 def test_fewer_parameters_than_ranks():
-    class Many(LocalCommunicator):
-        size = 3
-
     with pytest.raises(InputError, match="3 processes for 2 arrays of parameters"):
         weights = {"a": mx.nd.ones((2, 2)), "b": mx.nd.ones((2, 2))}
-        ShardedOptimizer(Many(), "lamb", weights, Rule(), native=False)
+        ShardedOptimizer(Rank(size=3), "lamb", weights, Rule(), native=False)

@@ -11,26 +11,22 @@ import pytest
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD
 from tests.processes import ROOT, run_command
+from tests.training.test_options import refused
 from training.options import parse_options, run_config, stage_config, stage_options
 from training.pipeline.options import GPIPE, ONE_F_ONE_B, SCHEDULES, PipelineConfig, check_launch
 from training.pipeline.schedule import Pass, bubble, micro_batches_kept, passes
 
 TWO = ("--pipeline_stages", "2")
+LAYERS_24 = ("--dummy_data_len", "8", "--model", "bert_24_16_2")
 
 
 def parse(*argv: str):
-    return parse_options(["--dummy_data_len", "8", "--model", "bert_24_16_2", *argv], "")
+    return parse_options([*LAYERS_24, *argv], "")
 
 
 def config_of(*argv: str) -> PipelineConfig:
     (options,) = stage_options(parse(*argv))
     return stage_config(options).pipeline
-
-
-def refused(*argv: str) -> str:
-    with pytest.raises(InputError) as error:
-        parse(*argv)
-    return str(error.value)
 
 
 def test_without_stages_nothing_is_different() -> None:
@@ -72,7 +68,7 @@ def test_the_options_become_a_configuration() -> None:
     ],
 )
 def test_bad_options_are_one_line(argv: tuple[str, ...], message: str) -> None:
-    assert message in refused(*argv)
+    assert message in refused(*LAYERS_24, *argv)
 
 
 def test_commands_with_the_whole_model_reject_stages() -> None:

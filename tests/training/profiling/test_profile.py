@@ -253,21 +253,6 @@ class TestTrace:
 
 
 class TestCommand:
-    def test_traces_of_two_ranks(self, tmp_path, capsys):
-        first, second = hand_made(), hand_made()
-        second.facts["rank"], second.clock = 1, first.clock + 500
-        write_trace(str(tmp_path / "t.json"), first)
-        write_trace(str(tmp_path / "t.json.1"), second)
-        assert main([str(tmp_path / "t.json"), "--peak", "100"]) == 0
-        shown = capsys.readouterr().out
-        assert "rank 0, bert_2_32_4" in shown and "rank 1, bert_2_32_4" in shown and "of peak" in shown
-        summary = json.loads((tmp_path / "t_summary.json").read_text())
-        assert [each["facts"]["rank"] for each in summary["ranks"]] == [0, 1]
-        assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-        events = json.loads((tmp_path / "t_timeline.json").read_text())["traceEvents"]
-        begins = [event["ts"] for event in events if event["name"] == "step 3"]
-        assert begins == [0, 500]  # on one time axis
-
     @pytest.mark.parametrize(
         ("content", "message"),
         [
@@ -375,16 +360,21 @@ class TestStages:
         assert (first.heads, first.decoder) == (0, 0)
         assert first + second == step_flops(whole)
 
-    def test_the_command_shows_them(self, tmp_path, capsys):
+    def test_the_command_shows_both_ranks_and_the_stages(self, tmp_path, capsys):
         for trace, name in zip(stage_traces(), ("t.json", "t.json.1")):
             write_trace(str(tmp_path / name), trace)
         assert main([str(tmp_path / "t.json"), "--peak", "100"]) == 0
         shown = capsys.readouterr().out
+        assert "rank 0, bert_2_32_4" in shown and "rank 1, bert_2_32_4" in shown and "of peak" in shown
         assert "stages, ms a step on one time axis, 1f1b" in shown
         assert "2 even stages with 1 micro-batch have 50%" in shown
-        assert (tmp_path / "t_stages.png").read_bytes().startswith(b"\x89PNG")
+        for name in ("t.png", "t_stages.png"):
+            assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
         summary = json.loads((tmp_path / "t_summary.json").read_text())
+        assert [each["facts"]["rank"] for each in summary["ranks"]] == [0, 1]
         assert [each["stage"] for each in summary["stages"]] == [0, 1]
+        events = json.loads((tmp_path / "t_timeline.json").read_text())["traceEvents"]
+        assert [event["ts"] for event in events if event["name"] == "step 3"] == [0, 20]  # on one time axis
 
     def test_marks_of_waits_are_read(self):
         events = mxnet_events()

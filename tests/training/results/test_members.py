@@ -180,6 +180,10 @@ class TestDriver:
             written(tmp_path / member.name, TUNED, status=status)
         assert driven(tmp_path, 0, 0, 0)[1] == ([each.name for each in PLAN.members] if again else [])
 
+    def test_a_run_that_a_signal_has_stopped_ends_the_whole_and_is_resumed(self, tmp_path):
+        assert driven(tmp_path, 0, 143)[:2] == (143, ["seed_0", "seed_1"])
+        assert driven(tmp_path, 0, 0)[:2] == (0, ["seed_1", "seed_2"])
+
     def test_another_error_ends_the_whole(self, tmp_path):
         with pytest.raises(MemoryError):
             driven(tmp_path, 0, MemoryError())

@@ -17,10 +17,7 @@ from tests.training.small_runs import Stopping, train
 from tests.training.test_checkpoint_facts import signed
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.report import read_metrics
-from training.results.members import Member, Plan, members_of, run_members
 from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, has_result, read_result
-from training.results.summary import read_members
-from training.stopping import StopRequest
 
 TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),
@@ -30,8 +27,8 @@ TINY = [
 ]
 
 
-def trained(folder: Path, *words: str, communicator: Any = None, stop: StopRequest | None = None) -> int:
-    return train([*TINY, "--ckpt_dir", str(folder), *words], communicator, stop)
+def trained(folder: Path, *words: str, communicator: Any = None) -> int:
+    return train([*TINY, "--ckpt_dir", str(folder), *words], communicator)
 
 
 BOTH = ["--stages", "both", "--max_seq_length", "16,32", "--dummy_data_len", "16,32", "--num_steps", "6,3"]
@@ -167,34 +164,3 @@ class TestTheCommand:
     def test_bad_options(self, words, message):
         with pytest.raises(InputError, match=message):
             results.main(words)
-
-
-def test_real_members(tmp_path, capsys):
-    """Two seeds of a search of which one setting cannot be trained; a second launch runs the rest."""
-    members = members_of(2, [("lr", ("0.01", "1e38"))], None)
-    plan, ran = Plan(members), []
-    more = ["--num_steps", "22", "--clip_norm", "0", "--ckpt_interval", "22"]
-
-    def run(member: Member, folder: str, stop: StopRequest) -> int:
-        ran.append(member.name)
-        words = [*member.words, "--resume", *more]
-        return trained(Path(folder), *words, communicator=communicator, stop=stop)
-
-    communicator = Stopping(26, True)  # in the second member
-    assert run_members(plan, str(tmp_path), run, communicator, print) == 143
-    assert ran == ["lr_0.01-seed_0", "lr_0.01-seed_1"] and not has_result(str(tmp_path / members[2].name))
-    assert run_members(plan, str(tmp_path), run, communicator, print) == 0
-    assert ran[2:] == [each.name for each in members[1:]], "the first is not run again, the second resumed"
-    statuses = [read_result(str(tmp_path / each.name)).status for each in members]
-    assert statuses == [FINISHED, FINISHED, NOT_FINITE, NOT_FINITE]
-    first, second = (read_result(str(tmp_path / each.name)) for each in members[:2])
-    assert (first.seed, second.seed) == (0, 1) and first.parameters != second.parameters
-
-    alone = tmp_path / "alone"
-    assert trained(alone, "--lr", "0.01", "--seed", "1", *more) == 0
-    assert read_result(str(alone)).parameters == second.parameters, "a member is the run it would be alone"
-    capsys.readouterr()
-    assert results.main([str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "not finite" in shown and "No run has finished with a score." in shown
-    assert read_members(str(tmp_path)).best() is None, "nothing was evaluated"

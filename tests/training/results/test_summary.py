@@ -88,17 +88,18 @@ class TestSearch:
             path.write_text(json.dumps({**json.loads(path.read_text()), "higher_is_better": False}))
         assert read_members(folder).best().values == {"lr": "1"}
 
-    def test_noise_chooses_but_shows_nothing(self, tmp_path):
-        members = read_members(searched(tmp_path, {"1": SCORES, "2": moved(SCORES, 0.9, -0.8)}))
-        assert "not shown to differ from any other beyond the noise" in " ".join(search_notes(members))
-
-    def test_a_real_difference_is_shown(self, tmp_path):
-        members = read_members(searched(tmp_path, {"1": SCORES, "2": moved(SCORES, 3.0, 3.1)}))
-        assert "It differs from lr 1, beyond the noise" in " ".join(search_notes(members))
-
-    def test_few_seeds_show_nothing(self, tmp_path):
-        members = read_members(searched(tmp_path, {"1": {0: 1.0, 1: 1.1}, "2": {0: 90.0, 1: 90.1}}))
-        assert "fewer than 5 seeds" in " ".join(search_notes(members))
+    @pytest.mark.parametrize(
+        "one, other, said",
+        [
+            (SCORES, moved(SCORES, 0.9, -0.8), "not shown to differ from any other beyond the noise"),
+            (SCORES, moved(SCORES, 3.0, 3.1), "It differs from lr 1, beyond the noise"),
+            ({0: 1.0, 1: 1.1}, {0: 90.0, 1: 90.1}, "fewer than 5 seeds"),
+        ],
+        ids=["noise", "real", "few"],
+    )
+    def test_what_is_shown_by_the_choice(self, tmp_path, one, other, said):
+        members = read_members(searched(tmp_path, {"1": one, "2": other}))
+        assert said in " ".join(search_notes(members))
 
     def test_a_setting_that_lost_a_run_does_not_win(self, tmp_path):
         folder = searched(tmp_path, {"1": SCORES, "2": moved(SCORES, 3.0)})
