@@ -114,6 +114,11 @@ class TestText:
         take(Prepared("--data train.txt --resume").training(), 1)
         assert files(place, "ckpt/tokens/*/*") == stores
 
+    def test_only_rank_0_counts_tokens(self):
+        prepared = Prepared("--data train.txt", world_size=2)
+        counts = [prepared.training(rank).token_counts for rank in range(2)]
+        assert counts[0] is not None and counts[1] is None
+
     def test_the_time_spent_waiting_is_counted(self):
         feed = Prepared("--data train.txt").training()
         assert feed.waited == 0
