@@ -20,14 +20,15 @@ from typing import Any, Mapping, Sequence
 
 from base.json_files import read_json_lines
 from base.memory import available_bytes
-from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words, merged
-from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
+from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words
+from comparison.campaign import Campaign, Said, Store, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
 from comparison.messages.plan import Cell, Message, left_out_of, worker_plan
 from comparison.messages.report import report_of
 from comparison.options import MessagesOptions
 from comparison.report import Report, as_json, write_text
-from comparison.settings import Turn
+from comparison.settings import Turn, turns_of
+from hosts.hostfile import merged
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 START_S, RATE = 10.0, 2e8  # a launch's start and bytes a second, before one was made
@@ -43,7 +44,6 @@ def compare_messages(options: MessagesOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    options.warn_of_few_repeats()
     with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
         values = {
             "--backends": list(options.backends),
@@ -69,11 +69,11 @@ class Sweep(Campaign):
 
     def __init__(self, options: MessagesOptions, store: Store):
         self.unfit = _unfit(store, options)
-        super().__init__(options, store, turns_of(options.cells, options))
+        super().__init__(options, store, turns_of(options.cells, {"": options.repeats}, options.seed))
 
     def failed(self, turn: Turn, launch: Any) -> bool:
-        wanted = {message.name for message in self.options.messages} - set(self.unfit[turn.setting])
-        return not wanted <= set(launch["results"])
+        names = {message.name for message in self.options.messages}
+        return not names <= {*launch["results"], *self.unfit[turn.setting]}
 
     def title(self, turn: Turn) -> str:
         title = self.options.titles[turn.setting.backend]
@@ -105,8 +105,8 @@ class Sweep(Campaign):
         return {**turn.setting._asdict(), "repeat": turn.repeat, **sent}
 
     def said(self, launch: Any) -> Said:
-        troubles = [*launch["wrong"].items(), *launch["failures"].items()]
-        text = "; ".join(f"{message}: {text}" for message, text in troubles)
+        troubles = {**launch["wrong"], **launch["failures"]}
+        text = "; ".join(f"{message}: {text}" for message, text in troubles.items())
         others = max(each["others"] for each in launch["attempts"])
         return Said(text or f"done in {launch['seconds']:.0f} s", others, bool(troubles))
 
@@ -114,12 +114,12 @@ class Sweep(Campaign):
         options = self.options
         facts = {**self.facts, "dtype": options.message_dtype, "repeats": options.repeats}
         report = report_of(facts, options.cells, options.messages, records, self.unfit, complete)
-        troubles = {
-            f"{Cell(each['backend'], each['workers']).name} {message}: {reason}": None
+        troubles = [
+            f"{Cell(each['backend'], each['workers']).name} {message}: {reason}"
             for each in records
-            for message, reason in (*each["wrong"].items(), *each["failures"].items())
-        }
-        return report, [*troubles]
+            for message, reason in {**each["wrong"], **each["failures"]}.items()
+        ]
+        return report, [*dict.fromkeys(troubles)]
 
 
 def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:

@@ -109,9 +109,7 @@ def read_run(
 ) -> Record:
     """The record of a launch that has ended, with figures or with the reason why there are none."""
     record = Record(
-        setting=work.setting,
-        kind=work.kind,
-        repeat=work.repeat,
+        **work._asdict(),
         seconds=launched.seconds,
         peak_bytes=dict(launched.peak_bytes),
         others=launched.others,
