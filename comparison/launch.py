@@ -261,12 +261,11 @@ def telling_line(log: str) -> Line | None:
                 ends = (each for each in own if not each.startswith(" ") and not each.endswith(_TRACEBACK))
                 message = next(ends, "an exception")
             return Line(origin, message)
-    for pattern in (_LAUNCHER, _ERROR):
-        matching = [line for line in lines if pattern.match(line.text)]
+    for found in (_LAUNCHER.match, _ERROR.match, _ERROR.search):
+        matching = [line for line in lines if found(line.text)]
         if matching:
             return matching[-1]
-    matching = [line for line in lines if _ERROR.search(line.text)]
-    return matching[-1] if matching else lines[-1] if lines else None
+    return lines[-1] if lines else None
 
 
 def _lines(log: str) -> list[Line]:

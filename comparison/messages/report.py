@@ -116,7 +116,7 @@ def evaluate(
     with a wrong element has no verdicts at all.
 
     Args:
-        launches: as `comparison.messages.command.send` returns them, with backend, workers and repeat.
+        launches: as `comparison.messages.command.Sweep.measure` returns them.
         left_out: messages that were not sent at all, with the reason.
     """
     references = {}

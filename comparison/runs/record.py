@@ -155,11 +155,7 @@ def _failure(
         limit = f"no end within {launched.seconds:.0f} s (--time_limit)"
         return f"{limit}; {done} of {steps.total} steps were reported", False
     if launched.returncode:
-        try:
-            log = (directory / LOG).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            log = f"error: no {LOG}: {error.strerror}"
-        return reason_of_exit(launched, log)
+        return reason_of_exit(launched, (directory / LOG).read_text(encoding="utf-8", errors="replace"))
     if not lines:
         return f"exit code 0, but no metrics in {METRICS}", False
     expected = list(range(steps.interval, steps.total + 1, steps.interval))
