@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,9 @@ from comparison.launch import Launched
 from comparison.messages import command as module
 from comparison.messages.command import Sweep, compare_messages, read_rank, why
 from comparison.options import parse_options
+from tests.processes import ROOT
 
-SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"
+SPOILED = ROOT / "tests" / "comparison" / "spoiled_messages_worker.py"
 SPOILS = {
     spoil: Backend(spoil, f"{spoil} Horovod", HVD_SCRIPT, MPIRUN, {"SPOIL": spoil})
     for spoil in ("wrong", "crash")

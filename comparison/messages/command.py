@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from base import launchers
 from base.json_files import read_json_lines
 from base.memory import available_bytes
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words
@@ -45,15 +46,11 @@ def compare_messages(options: MessagesOptions) -> int:
         KeyboardInterrupt: after the partial report has been written.
     """
     with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
-        values = {
-            "--backends": list(options.backends),
-            "--workers": sorted({cell.workers for cell in options.cells}),
-            "--seed": options.seed,
-            "--message_dtype": options.message_dtype,
-            "--message_seconds": options.message_seconds,
-            "--sizes": [message.name for message in options.messages],
-        }
-        store.agree_on(what_counts(values, options.cluster), options.repeats)
+        names = ("backends", "seed", "message_dtype", "message_seconds")
+        plan = {f"--{name}": options.given[name] for name in names}
+        plan["--workers"] = sorted({cell.workers for cell in options.cells})
+        plan["--sizes"] = [message.name for message in options.messages]
+        store.agree_on(what_counts(plan, options.cluster), options.repeats)
         sweep = Sweep(options, store)
         return sweep.dry_run() if options.dry_run else sweep.run(Path(options.output))
 
@@ -83,7 +80,7 @@ class Sweep(Campaign):
         """`start`: greater than 0 where ranks have failed at a message and are started for the next ones."""
         here, backend = folder / turn.name / f"start-{start}", self.options.backends[turn.setting.backend]
         here.mkdir(parents=True)
-        library = "byteps" if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+        library = launchers.BYTEPS if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else launchers.HVD
         words = launch_words(backend, turn.setting.workers, self.options.cluster, here)
         script = self.options.scripts.get(backend.key, RANK)
         return [*words, sys.executable, str(script), library, str(here / PLAN), str(here)]

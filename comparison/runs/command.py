@@ -70,16 +70,9 @@ def compare_runs(options: RunsOptions) -> int:
     try:
         with Store(options.output, options.dry_run) as store:
             training = plan_training(options, store.folder)
-            plan = {
-                "--backends": list(options.backends),
-                "--workers": options.workers,
-                "--dtypes": options.dtypes,
-                "--batch_sizes": options.batch_sizes,
-                "--seed": options.seed,
-                "--profiles": options.profiles,
-                **training.facts,
-                **training.identity,
-            }
+            names = ("backends", "workers", "dtypes", "batch_sizes", "seed")
+            plan = {f"--{name}": options.given[name] for name in names}
+            plan.update({"--profiles": options.profiles, **training.facts, **training.identity})
             store.agree_on(what_counts(plan, options.cluster), options.repeats)
             # A profile of each setting first, which shows early what does not run at all; the others between
             # the repeats, so that one slow minute does not meet two profiles of a setting.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from base.errors import InputError
 from comparison import options as options_module
 from comparison.backends import BACKENDS, count_gpus
 from comparison.options import Options, parse_options
-from tests.processes import run_command
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT, run_command
 
 
 def parse(text: str) -> Options:
