@@ -123,7 +123,7 @@ def environment(
     variables = {**hosts, **environ, "PYTHONUNBUFFERED": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
-        variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        variables.update(mpirun.AS_ROOT)
     variables.update(backend.variables)
     return variables
 

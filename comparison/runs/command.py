@@ -12,7 +12,6 @@ import os
 import shutil
 import statistics
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -157,12 +156,11 @@ class Runs(Campaign):
         options, training = self.options, self.training
         backend = options.backends[work.setting.backend]
         command = self.command(work, self.store.folder)
-        begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
         variables = environment(backend, cluster=options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
         keep_outcome(directory, steps.total)
-        return read_run(work, steps, launched, directory, command, begun)
+        return read_run(work, steps, launched, directory, command)
 
     def said(self, record: Record) -> Said:
         text = record.failure or f"done in {record.seconds:.0f} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -104,9 +105,7 @@ class Record:
         )
 
 
-def read_run(
-    work: Turn, steps: Steps, launched: Launched, directory: Path, command: Sequence[str], begun: str
-) -> Record:
+def read_run(work: Turn, steps: Steps, launched: Launched, directory: Path, command: Sequence[str]) -> Record:
     """The record of a launch that has ended, with figures or with the reason why there are none."""
     record = Record(
         **work._asdict(),
@@ -114,7 +113,7 @@ def read_run(
         peak_bytes=dict(launched.peak_bytes),
         others=launched.others,
         command=tuple(command),
-        begun=begun,
+        begun=datetime.fromtimestamp(launched.begun, timezone.utc).isoformat(timespec="seconds"),
     )
     # Of the lines those about training; a last one that was cut off is left out.
     lines: list[dict[str, Any]] = []
