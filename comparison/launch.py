@@ -133,14 +133,10 @@ def _end(process: subprocess.Popen[bytes], marker: str) -> None:
             process.wait(GRACE + 10.0)
     finally:
         deadline = time.monotonic() + 10.0
-        while True:
-            process.poll()
-            left = marked(marker)
+        while (left := marked(marker)) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if not left or time.monotonic() > deadline:
-                break
             time.sleep(0.02)
         process.wait()
 
