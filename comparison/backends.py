@@ -18,6 +18,7 @@ from typing import Mapping, NamedTuple, Sequence
 from base.errors import InputError
 from base.files import replacing
 from hosts import mpirun
+from hosts.hostfile import merged
 
 ROOT = Path(__file__).resolve().parents[1]
 HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
@@ -25,8 +26,6 @@ MPIRUN, HOROVODRUN, BYTEPS, BYTEPS_LOCAL = "mpirun", "horovodrun", "byteps", "by
 
 _COUNT_GPUS = "import mxnet; print('GPUs', mxnet.context.num_gpus())"
 PATIENCE = 120.0  # seconds, for counting GPUs
-
-Hosts = Sequence["tuple[str, int]"]  # lines of a host file: name and slots
 
 
 @dataclass(frozen=True)
@@ -124,20 +123,12 @@ def environment(
     variables = {**hosts, **environ, "PYTHONUNBUFFERED": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
-        variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        variables.update(mpirun.AS_ROOT)
     variables.update(backend.variables)
     return variables
 
 
-def merged(lines: Hosts) -> list[tuple[str, int]]:
-    """A host that is listed twice has the sum of its slots."""
-    hosts: dict[str, int] = {}
-    for name, slots in lines:
-        hosts[name] = hosts.get(name, 0) + slots
-    return list(hosts.items())
-
-
-def _write(path: Path, lines: Hosts) -> None:
+def _write(path: Path, lines: Sequence[tuple[str, int]]) -> None:
     with replacing(str(path)) as file:
         file.write("".join(f"{name} slots={slots}\n" for name, slots in lines).encode("ascii"))
 

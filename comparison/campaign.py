@@ -36,7 +36,8 @@ from base.quantities import duration, percent
 from comparison.backends import ROOT, Cluster
 from comparison.options import Launching
 from comparison.report import BUSY, PLANNING, Report, as_json, write_text
-from comparison.settings import Turn, order_of_repeat
+from comparison.settings import Turn
+from comparison.verdicts import FEWEST_REPEATS
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.record
@@ -49,15 +50,6 @@ _VARIABLES = (
 )
 _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
-
-
-def turns_of(settings: Sequence[Any], options: Launching) -> list[Turn]:
-    """All launches, in an order drawn for every repeat."""
-    return [
-        Turn(setting, repeat)
-        for repeat in range(options.repeats)
-        for setting in order_of_repeat(settings, repeat, options.seed)
-    ]
 
 
 class Store:
@@ -235,6 +227,9 @@ class Campaign(abc.ABC):
     left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
     def __init__(self, options: Launching, store: Store, works: Sequence[Turn]):
+        if options.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {options.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
         self.options, self.store, self.works = options, store, works
         kept = {work: store.load(self.record_of(work), self.read) for work in works}
         self.made: dict[Turn, Any] = {

@@ -133,14 +133,10 @@ def _end(process: subprocess.Popen[bytes], marker: str) -> None:
             process.wait(GRACE + 10.0)
     finally:
         deadline = time.monotonic() + 10.0
-        while True:
-            process.poll()
-            left = marked(marker)
+        while (left := marked(marker)) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if not left or time.monotonic() > deadline:
-                break
             time.sleep(0.02)
         process.wait()
 
@@ -261,12 +257,11 @@ def telling_line(log: str) -> Line | None:
                 ends = (each for each in own if not each.startswith(" ") and not each.endswith(_TRACEBACK))
                 message = next(ends, "an exception")
             return Line(origin, message)
-    for pattern in (_LAUNCHER, _ERROR):
-        matching = [line for line in lines if pattern.match(line.text)]
+    for found in (_LAUNCHER.match, _ERROR.match, _ERROR.search):
+        matching = [line for line in lines if found(line.text)]
         if matching:
             return matching[-1]
-    matching = [line for line in lines if _ERROR.search(line.text)]
-    return matching[-1] if matching else lines[-1] if lines else None
+    return lines[-1] if lines else None
 
 
 def _lines(log: str) -> list[Line]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from base.command_line import (
     within,
 )
 from base.errors import InputError
-from base.options import Option, add_options, flag, option, options_in, taken
+from base.options import Table, add_options, flag, option, options_in, taken
 from bert.configuration import parse_model
 from comparison.backends import BACKENDS, BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
 from comparison.emulation.plan import OfEmulation
@@ -172,11 +171,6 @@ class Launching(Measurement, Output):
         """Key of a backend -> its name for people."""
         return {key: backend.title for key, backend in self.backends.items()}
 
-    def warn_of_few_repeats(self) -> None:
-        if self.repeats < FEWEST_REPEATS:
-            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
-            print(text, file=sys.stderr, flush=True)
-
 
 @dataclass(frozen=True)
 class RunsOptions(Axes, Trained, Launching):
@@ -260,7 +254,8 @@ def parse_options(
         raise InputError(f"{' and '.join(f'--{name}' for name in modes)} exclude each other")
     for name, (table, _) in _MODES.items():
         if name not in modes:
-            _reject(options, table, f"--{name}", _ALSO_EMULATED if options.emulate else ())
+            but = _ALSO_EMULATED if options.emulate else ()
+            _reject(options, options_in(table), f"is an option of --{name}", but)
     if options.confidence == 1:
         raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
     if script_args and modes:
@@ -270,8 +265,8 @@ def parse_options(
     if options.emulate:
         return _of_emulation(options, backends, command)
     if options.merge:
-        for kind in (Axes, Trained, Measurement):
-            _reject(options, kind, "comparisons, which are made before --merge")
+        why = "is an option of comparisons, which are made before --merge"
+        _reject(options, options_in(Axes, Trained, Measurement), why)
         return taken(MergeOptions, options, command=command)
     if options.project and options.dry_run:
         raise InputError("--dry_run: --project launches nothing; leave it out")
@@ -336,9 +331,8 @@ def _of_emulation(
 ) -> EmulationOptions:
     """Raises InputError for values that do not go together."""
     table = {**options_in(Axes, Trained), "hostfile": options_in(Measurement)["hostfile"]}
-    for name, known in table.items():
-        if name not in ("backends", "max_seq_length") and _given(options, name, known):
-            raise InputError(f"--{name}: is not for --emulate, which has --hosts, --work, --gradient_dtypes")
+    other = "is not for --emulate, which has --hosts, --work, --gradient_dtypes"
+    _reject(options, table, other, ("backends", "max_seq_length"))
     keys = options.backends or ["hvd_mpi", "hvd_gloo", "byteps"]
     for key in keys:
         if key not in backends or keys.count(key) > 1:
@@ -382,17 +376,14 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _given(options: argparse.Namespace, name: str, known: Option) -> bool:
-    value = getattr(options, name)
-    return value is not None and value is not False and value != known.words.get("default")
-
-
-def _reject(options: argparse.Namespace, kind: type, mode: str, but: Sequence[str] = ()) -> None:
+def _reject(options: argparse.Namespace, table: Table, why: str, but: Sequence[str] = ()) -> None:
     """Raises InputError where an option of another comparison was given, `but` for these."""
-    for name, known in options_in(kind).items():
-        if name not in but and _given(options, name, known):
+    for name, known in table.items():
+        value = getattr(options, name)
+        left_out = value is None or value is False or value == known.words.get("default")
+        if not left_out and name not in but:
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
-            raise InputError(f"--{name}: is an option of {mode}{hint}")
+            raise InputError(f"--{name}: {why}{hint}")
 
 
 def _settle_axes(

@@ -153,7 +153,7 @@ def judged(
     names = [titles[each] for each in (pair.first, pair.second)]
     head = ["repeat", *(f"{name}, s" for name in names), "B / A"]
     behind = Table(f"{where}: {names[0]} (A), {names[1]} (B)", head, rows)
-    return Row([*cells, verdict(pair, {"titles": titles})], samples=behind)
+    return Row([*cells, verdict(pair, titles)], samples=behind)
 
 
 class Found(NamedTuple):
@@ -291,7 +291,7 @@ def memory(count: float | None) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
-def verdict(pair: Pair, facts: Mapping[str, Any]) -> str:
+def verdict(pair: Pair, titles: Mapping[str, str]) -> str:
     if pair.verdict != DIFFERENT or pair.faster is None:
         return pair.verdict
-    return f"{title_of(pair.faster, facts)} is faster"
+    return f"{titles.get(pair.faster, pair.faster)} is faster"

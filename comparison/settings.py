@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any, Hashable, NamedTuple, Sequence
+from typing import Any, Hashable, Mapping, NamedTuple, Sequence
 
 
 class Setting(NamedTuple):
@@ -57,6 +57,18 @@ class Turn(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.setting.name}-{self.repeat + 1}"
+
+
+def turns_of(settings: Sequence[Any], counts: Mapping[str, int], seed: int) -> list[Turn]:
+    """All launches, in an order drawn for every repeat. `counts`: launches of a setting, by their kind; the
+    kinds take turns."""
+    return [
+        Turn(setting, repeat, kind)
+        for repeat in range(max(counts.values()))
+        for kind, count in counts.items()
+        if repeat < count
+        for setting in order_of_repeat(settings, repeat, seed)
+    ]
 
 
 def order_of_repeat(settings: Sequence[Any], repeat: int, seed: int) -> list[Any]:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_command, start_command, until
+from tests.processes import ROOT, run_command, start_command, until
 
-ROOT = Path(__file__).resolve().parent.parent
-FAULTY = Path(__file__).resolve().parent / "comparison" / "faulty_training.py"
+FAULTY = ROOT / "tests" / "comparison" / "faulty_training.py"
 STEPS = ["--dtypes", "float32", "--steps", "8", "--warmup_steps", "2", "--log_interval", "2"]
 # Of what a comparison reports, nothing depends on the peak, which every launch would measure.
 SCHEDULE = ["--lr", "0.02", "--warmup_ratio", "0.1", "--peak_tflops", "1"]

@@ -45,7 +45,7 @@ SETUP_CHECKS = {"setup.check_horovod", "setup.check_byteps", "setup.check_librar
 
 # Importing one of these decides how ranks communicate: scripts do, and commands that start ranks themselves.
 IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")
-STARTS_RANKS = {"training.profile", "bench.ours", "comparison.messages.rank"}
+STARTS_RANKS = {"training.profile", "bench.ours"}
 
 LONGEST = 500  # lines of a module
 MOST_PARAMETERS = 6  # of a function, without self and cls

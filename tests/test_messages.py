@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,11 @@ from base.errors import InputError
 from comparison.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
 from comparison.launch import Launched
 from comparison.messages import command as module
-from comparison.messages.command import compare_messages, read_rank, why
+from comparison.messages.command import Sweep, compare_messages, read_rank, why
 from comparison.options import parse_options
+from tests.processes import ROOT
 
-SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"
+SPOILED = ROOT / "tests" / "comparison" / "spoiled_messages_worker.py"
 SPOILS = {
     spoil: Backend(spoil, f"{spoil} Horovod", HVD_SCRIPT, MPIRUN, {"SPOIL": spoil})
     for spoil in ("wrong", "crash")
@@ -117,66 +117,54 @@ def results_of(messages):
     return {message.name: {"first_s": 1.0, "rounds_s": [0.5], "ranks_s": [[0.5]] * 2} for message in messages}
 
 
-def sender(calls, interrupt_at=-1, failing=None):
-    """In place of `send`."""
+def sender(calls, failing=None):
+    """In place of `Sweep.measure`."""
 
-    def send(options, turn, messages, directory):
-        if len(calls) == interrupt_at:
-            calls.append("interrupted")
-            raise KeyboardInterrupt
+    def measure(sweep, turn, directory):
+        messages = sweep.to_send(turn)
         calls.append((*turn.setting, [message.name for message in messages]))
         failures = {failing: "exit code 1: gone"} if failing in [message.name for message in messages] else {}
         kept = [message for message in messages if message.name not in failures]
         return {
+            **turn.setting._asdict(), "repeat": turn.repeat,
             "results": results_of(kept), "failures": failures, "wrong": {}, "notes": [],
             "attempts": [{"others": 0.78, "peak_bytes": {}}], "seconds": 1.0,
         }  # fmt: skip
 
-    return send
+    return measure
 
 
-def test_interrupted_and_continued(tmp_path, monkeypatch, capsys):
+def test_a_second_call_continues(tmp_path, monkeypatch, capsys):
+    """More repeats do, other messages do not. test_loop.py interrupts."""
     calls = []
     words = ["--sizes", "4KB", "64KB", "--backends", "hvd_mpi", "byteps", "--repeats"]
-    options = options_of(tmp_path, *words, 3)
-    monkeypatch.setattr(module, "send", sender(calls, interrupt_at=3))
-    with pytest.raises(KeyboardInterrupt):
-        compare_messages(options)
-    written = json.loads((tmp_path / "messages.json").read_text())
-    assert not written["complete"] and len(written["launches"]) == 3
-    assert "Partial: 3 of 6 launches" in (tmp_path / "messages.md").read_text()
+    monkeypatch.setattr(Sweep, "measure", sender(calls))
+    assert compare_messages(options_of(tmp_path, *words, 3)) == 0
     said = capsys.readouterr()
     assert "done in 1 s, about 3 s left; other programs took 78% of the machine" in said.out
-    assert "launch 3/6" in said.out and "about 3 s left" in said.out and "continues" in said.err
-    monkeypatch.setattr(module, "send", sender(calls))
-    assert compare_messages(options) == 0
-    assert len(calls) == 3 + 1 + 3
+    assert "launch 3/6" in said.out and "--repeats 3: verdicts take 5" in said.err
+    assert compare_messages(options_of(tmp_path, *words, 5)) == 0
+    assert len(calls) == 6 + 4
     written = json.loads((tmp_path / "messages.json").read_text())
-    assert written["complete"] and len(written["launches"]) == 6
-    places = [(each["backend"], each["repeat"]) for each in written["launches"]]
-    assert sorted(places) == [(key, repeat) for key in ("byteps", "hvd_mpi") for repeat in range(3)]
-    assert [repeat for _, repeat in places] == [0, 0, 1, 1, 2, 2]  # they take turns
-    # More repeats continue it, other messages do not.
-    assert compare_messages(options_of(tmp_path, *words, 4)) == 0
-    assert len(calls) == 9
+    assert written["complete"] and len(written["launches"]) == 10
     with pytest.raises(InputError, match="--seed 1 instead of 0; --sizes 4KB 64KB 1MB instead of 4KB 64KB"):
-        compare_messages(options_of(tmp_path, *words, 4, "--sizes", "4KB", "64KB", "1MB", "--seed", 1))
+        compare_messages(options_of(tmp_path, *words, 5, "--sizes", "4KB", "64KB", "1MB", "--seed", 1))
 
 
 def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch, capsys):
     calls = []
-    monkeypatch.setattr(module, "send", sender(calls, failing="64KB"))
+    monkeypatch.setattr(Sweep, "measure", sender(calls, failing="64KB"))
     words = ["--sizes", "4KB", "64KB", "--backends", "hvd_mpi", "--repeats", 2]
     assert compare_messages(options_of(tmp_path, *words)) == 1
     assert [names for _, _, names in calls] == [["4KB", "64KB"], ["4KB"]]
     assert "failed: exit code 1: gone" in (tmp_path / "messages.md").read_text()
     # What lacks a message is repeated where that is asked for.
-    monkeypatch.setattr(module, "send", sender(calls))
+    monkeypatch.setattr(Sweep, "measure", sender(calls))
     assert compare_messages(options_of(tmp_path, *words, "--retry_failed")) == 0
     assert [names for _, _, names in calls[2:]] == [["4KB", "64KB"]] * 2
     assert "failed: " not in (tmp_path / "messages.md").read_text()
     # A launch that has nothing to send is not made.
-    monkeypatch.setattr(module, "send", sender(calls, failing="4KB"))
+    monkeypatch.setattr(Sweep, "measure", sender(calls, failing="4KB"))
     capsys.readouterr()
     assert compare_messages(options_of(tmp_path / "none", "--sizes", "4KB", *words[3:])) == 1
     assert len(calls) == 5 and "repeat 2: left out: no message is left" in capsys.readouterr().out
@@ -185,7 +173,7 @@ def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch, capsys):
 def test_a_dry_run_sends_nothing(tmp_path, monkeypatch, capsys):
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=1\nb slots=1\n")
-    monkeypatch.setattr(module, "send", None)
+    monkeypatch.setattr(Sweep, "measure", None)
     words = ["--sizes", "4KB", "--backends", "hvd_mpi", "byteps", "--repeats", 5, "--hostfile", hosts]
     assert compare_messages(options_of(tmp_path / "out", *words, "--dry_run")) == 0
     said = capsys.readouterr().out
@@ -198,7 +186,7 @@ def test_a_dry_run_sends_nothing(tmp_path, monkeypatch, capsys):
 
 def test_several_numbers_of_ranks(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(module, "send", sender(calls))
+    monkeypatch.setattr(Sweep, "measure", sender(calls))
     words = ["--sizes", "4KB", "--backends", "hvd_mpi", "--workers", 1, 4, 2, "--repeats", 1]
     compare_messages(options_of(tmp_path, *words))
     assert sorted(workers for _, workers, _ in calls) == [2, 4]
@@ -208,7 +196,7 @@ def test_several_numbers_of_ranks(tmp_path, monkeypatch):
 
 def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(module, "send", sender(calls))
+    monkeypatch.setattr(Sweep, "measure", sender(calls))
     monkeypatch.setattr(module, "available_bytes", lambda: 3e9)
     words = ["--sizes", "4KB", "512MB", "--backends", "hvd_mpi", "--repeats"]
     assert compare_messages(options_of(tmp_path, *words, 1)) == 0
@@ -216,25 +204,6 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     assert compare_messages(options_of(tmp_path, *words, 2)) == 0  # as in the launch before
     assert [names for _, _, names in calls] == [["4KB"], ["4KB"]]
     assert "left out: needs about" in (tmp_path / "messages.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--sizes", "4kB"], "--sizes: 4kB: write it like"),
-        (["--sizes", "1MB", "1024KB"], "--sizes: 1024KB is given twice"),
-        (["--message_seconds", "nan"], "--message_seconds: 'nan' is not above zero"),
-        (["--message_dtype", "bfloat16"], "--message_dtype: invalid choice: 'bfloat16'"),
-        (["--workers", "1"], "--workers: --comm_only needs 2 or more"),
-        (["--backends", "nccl"], "--backends nccl: choose from hvd_mpi"),
-        (["--output", __file__], "--output .*: Not a directory|File exists"),
-    ],
-)
-def test_bad_options_are_rejected_before_any_work(tmp_path, monkeypatch, words, said):
-    monkeypatch.setattr(module, "send", None)
-    with pytest.raises(InputError, match=said):
-        compare_messages(options_of(tmp_path / "out", *words))
-    assert not (tmp_path / "out").exists()
 
 
 # what ranks leave behind

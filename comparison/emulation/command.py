@@ -25,7 +25,7 @@ from base.memory import available_bytes
 from base.options import options_in
 from bert.configuration import parse_model
 from comparison.backends import ROOT, environment
-from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
+from comparison.campaign import Campaign, Said, Store, what_counts
 from comparison.emulation import network
 from comparison.emulation.plan import (
     LEAST_STEPS,
@@ -50,7 +50,7 @@ from comparison.projection.command import plan_of
 from comparison.projection.model import Projection, project
 from comparison.projection.workload import Workload
 from comparison.report import Report, as_json, write_text
-from comparison.settings import Turn
+from comparison.settings import Turn, turns_of
 
 FOLDER = "emulation"  # under --output
 LOG, PLAN, CLUSTER = "run.log", "plan.json", "cluster.json"
@@ -79,7 +79,6 @@ def emulate(options: EmulationOptions) -> int:
         if not options.dry_run:
             raise InputError(f"--emulate {missing}")
         print(f"would not start here: --emulate {missing}")
-    options.warn_of_few_repeats()
     with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
         names = sorted({"backends", "seed", *vars(options.projection), *options_in(OfEmulation)} - {"output"})
         values = {f"--{name}": options.given[name] for name in names}
@@ -132,7 +131,7 @@ class Emulation(Campaign):
     ):
         self.workloads, self.scale = workloads, Scale(*options.scale)
         self.cluster: Cluster = plan_of(replace(options.projection, gpus=[1], compute_s=1.0)).cluster
-        super().__init__(options, store, turns_of(options.settings, options))
+        super().__init__(options, store, turns_of(options.settings, {"": options.repeats}, options.seed))
 
     def title(self, turn: Turn) -> str:
         title, group = turn.setting.title(self.options.titles), turn.setting.group

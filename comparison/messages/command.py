@@ -18,16 +18,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from base import launchers
 from base.json_files import read_json_lines
 from base.memory import available_bytes
-from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words, merged
-from comparison.campaign import Campaign, Said, Store, turns_of, what_counts
+from comparison.backends import BYTEPS, BYTEPS_LOCAL, ROOT, environment, launch_words
+from comparison.campaign import Campaign, Said, Store, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
 from comparison.messages.plan import Cell, Message, left_out_of, worker_plan
 from comparison.messages.report import report_of
 from comparison.options import MessagesOptions
 from comparison.report import Report, as_json, write_text
-from comparison.settings import Turn
+from comparison.settings import Turn, turns_of
+from hosts.hostfile import merged
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 START_S, RATE = 10.0, 2e8  # a launch's start and bytes a second, before one was made
@@ -43,17 +45,12 @@ def compare_messages(options: MessagesOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    options.warn_of_few_repeats()
     with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
-        values = {
-            "--backends": list(options.backends),
-            "--workers": sorted({cell.workers for cell in options.cells}),
-            "--seed": options.seed,
-            "--message_dtype": options.message_dtype,
-            "--message_seconds": options.message_seconds,
-            "--sizes": [message.name for message in options.messages],
-        }
-        store.agree_on(what_counts(values, options.cluster), options.repeats)
+        names = ("backends", "seed", "message_dtype", "message_seconds")
+        plan = {f"--{name}": options.given[name] for name in names}
+        plan["--workers"] = sorted({cell.workers for cell in options.cells})
+        plan["--sizes"] = [message.name for message in options.messages]
+        store.agree_on(what_counts(plan, options.cluster), options.repeats)
         sweep = Sweep(options, store)
         return sweep.dry_run() if options.dry_run else sweep.run(Path(options.output))
 
@@ -69,30 +66,34 @@ class Sweep(Campaign):
 
     def __init__(self, options: MessagesOptions, store: Store):
         self.unfit = _unfit(store, options)
-        super().__init__(options, store, turns_of(options.cells, options))
+        super().__init__(options, store, turns_of(options.cells, {"": options.repeats}, options.seed))
 
     def failed(self, turn: Turn, launch: Any) -> bool:
-        wanted = {message.name for message in self.options.messages} - set(self.unfit[turn.setting])
-        return not wanted <= set(launch["results"])
+        names = {message.name for message in self.options.messages}
+        return not names <= {*launch["results"], *self.unfit[turn.setting]}
 
     def title(self, turn: Turn) -> str:
         title = self.options.titles[turn.setting.backend]
         return f"{title}, {turn.setting.workers} ranks, repeat {turn.repeat + 1}"
 
-    def command(self, turn: Turn, folder: Path) -> list[str]:
-        here = folder / turn.name / "start-0"
+    def command(self, turn: Turn, folder: Path, start: int = 0) -> list[str]:
+        """`start`: greater than 0 where ranks have failed at a message and are started for the next ones."""
+        here, backend = folder / turn.name / f"start-{start}", self.options.backends[turn.setting.backend]
         here.mkdir(parents=True)
-        return command_of(self.options, turn.setting, here)
+        library = launchers.BYTEPS if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else launchers.HVD
+        words = launch_words(backend, turn.setting.workers, self.options.cluster, here)
+        script = self.options.scripts.get(backend.key, RANK)
+        return [*words, sys.executable, str(script), library, str(here / PLAN), str(here)]
 
     def guess(self, turn: Turn) -> float:
-        sent = self._to_send(turn)
+        sent = self.to_send(turn)
         moved = sum(message.nbytes for message in sent) / RATE
         return START_S + len(sent) * self.options.message_seconds + moved
 
     def will_run(self, turn: Turn) -> bool:
-        return bool(self._to_send(turn))
+        return bool(self.to_send(turn))
 
-    def _to_send(self, turn: Turn) -> list[Message]:
+    def to_send(self, turn: Turn) -> list[Message]:
         """The messages that fit into memory and at which the backend has not failed, or was wrong, so far."""
         avoided = set(self.unfit[turn.setting])
         for other, earlier in self.made.items():
@@ -101,12 +102,58 @@ class Sweep(Campaign):
         return [message for message in self.options.messages if message.name not in avoided]
 
     def measure(self, turn: Turn, directory: Path) -> dict[str, Any]:
-        sent = send(self.options, turn, self._to_send(turn), directory)
-        return {**turn.setting._asdict(), "repeat": turn.repeat, **sent}
+        """Sends all messages that are left and returns the setting, the repeat, and
+
+        - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
+        - `wrong`: message -> which element was wrong
+        - `failures`: message -> why there is no result; a launch that fails before it sends fails for all
+        - `notes`: what went wrong after the last message
+        - `attempts`: command, returncode, seconds, peak_bytes of every start, the CPU seconds that its
+          processes took, the share of this machine's time that "others" took meanwhile, and, None where the
+          ranks did not come so far, `start_up_s`: from the launch until all ranks had the first average, and
+          `agreement_s`: of an agreement (the slowest rank's median)
+
+        Every start has a folder of its own in `directory`, with the log and what the ranks wrote.
+        """
+        options, (key, workers) = self.options, turn.setting
+        begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        outcome: dict[str, Any] = {**turn.setting._asdict(), "repeat": turn.repeat, "begun": begun}
+        outcome.update(results={}, wrong={}, failures={}, notes=[])
+        attempts = outcome["attempts"] = []
+        todo, start = self.to_send(turn), time.monotonic()
+        while todo:
+            command = self.command(turn, self.store.folder, len(attempts))
+            here = directory / f"start-{len(attempts)}"
+            seed = 1000 * options.seed + turn.repeat
+            plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
+            write_text(here / PLAN, as_json(plan))
+            environ = environment(options.backends[key], cluster=options.cluster)
+            script = options.scripts.get(key, RANK)
+            ended = launch(command, environ, here / LOG, options.time_limit, script)
+            said = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
+            # None where not all ranks have come so far.
+            ends = [each["results"].get(todo[0].name, {}).get("first_at") for each in said]
+            agreements = [statistics.median(each["agreements_s"] or [0.0]) for each in said]
+            attempts.append(
+                {
+                    "command": command,
+                    "returncode": ended.returncode,
+                    "seconds": round(ended.seconds, 3),
+                    "peak_bytes": dict(ended.peak_bytes),
+                    "cpu_s": ended.cpu_s,
+                    "others": ended.others,
+                    "start_up_s": None if None in ends else round(max(ends) - ended.begun, 3),
+                    "agreement_s": max(agreements) if all(agreements) else None,
+                }
+            )
+            outcome["joined"] = [each["joined"] for each in said]
+            todo = _collect(outcome, said, todo, why(ended, here / LOG, options.time_limit, said))
+        outcome["seconds"] = round(time.monotonic() - start, 3)
+        return outcome
 
     def said(self, launch: Any) -> Said:
-        troubles = [*launch["wrong"].items(), *launch["failures"].items()]
-        text = "; ".join(f"{message}: {text}" for message, text in troubles)
+        troubles = {**launch["wrong"], **launch["failures"]}
+        text = "; ".join(f"{message}: {text}" for message, text in troubles.items())
         others = max(each["others"] for each in launch["attempts"])
         return Said(text or f"done in {launch['seconds']:.0f} s", others, bool(troubles))
 
@@ -114,12 +161,12 @@ class Sweep(Campaign):
         options = self.options
         facts = {**self.facts, "dtype": options.message_dtype, "repeats": options.repeats}
         report = report_of(facts, options.cells, options.messages, records, self.unfit, complete)
-        troubles = {
-            f"{Cell(each['backend'], each['workers']).name} {message}: {reason}": None
+        troubles = [
+            f"{Cell(each['backend'], each['workers']).name} {message}: {reason}"
             for each in records
-            for message, reason in (*each["wrong"].items(), *each["failures"].items())
-        }
-        return report, [*troubles]
+            for message, reason in {**each["wrong"], **each["failures"]}.items()
+        ]
+        return report, [*dict.fromkeys(troubles)]
 
 
 def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
@@ -138,84 +185,6 @@ def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]
         reasons[cell] = left_out_of(options.backends[cell.backend], ranks, options.messages, available)
     store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
-
-
-def command_of(options: MessagesOptions, cell: Cell, here: Path) -> list[str]:
-    """The words of a launch in the folder `here`, which exists."""
-    backend = options.backends[cell.backend]
-    library = "byteps" if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
-    words = launch_words(backend, cell.workers, options.cluster, here)
-    script = options.scripts.get(cell.backend, RANK)
-    return [*words, sys.executable, str(script), library, str(here / PLAN), str(here)]
-
-
-def send(
-    options: MessagesOptions, turn: Turn, messages: Sequence[Message], directory: Path
-) -> dict[str, Any]:
-    """Sends all messages and returns, JSON-able:
-
-    - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
-    - `wrong`: message -> which element was wrong
-    - `failures`: message -> why there is no result; a launch that fails before it sends fails for all
-    - `notes`: what went wrong after the last message
-    - `attempts`: command, returncode, seconds, peak_bytes of every start, the CPU seconds that its processes
-      took, the share of this machine's time that "others" took meanwhile, and, None where the ranks did not
-      come so far, `start_up_s`: from the launch until all ranks had the first average, and `agreement_s`: of
-      an agreement (the slowest rank's median)
-
-    Every start has a folder of its own in `directory`, which is empty, with the log and what the ranks wrote.
-
-    Raises:
-        KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
-    """
-    key, workers = turn.setting
-    backend, script = options.backends[key], options.scripts.get(key, RANK)
-    seed = 1000 * options.seed + turn.repeat
-    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
-    attempts = outcome["attempts"] = []
-    todo = list(messages)
-    start = time.monotonic()
-    while todo:
-        here = directory / f"start-{len(attempts)}"
-        here.mkdir()
-        command = command_of(options, turn.setting, here)
-        plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
-        write_text(here / PLAN, as_json(plan))
-        environ = environment(backend, cluster=options.cluster)
-        ended = launch(command, environ, here / LOG, options.time_limit, script)
-        said = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
-        # None where not all ranks have come so far.
-        ends = [each["results"].get(todo[0].name, {}).get("first_at") for each in said]
-        agreements = [statistics.median(each["agreements_s"] or [0.0]) for each in said]
-        attempts.append(
-            {
-                "command": command,
-                "returncode": ended.returncode,
-                "seconds": round(ended.seconds, 3),
-                "peak_bytes": dict(ended.peak_bytes),
-                "cpu_s": ended.cpu_s,
-                "others": ended.others,
-                "start_up_s": None if None in ends else round(max(ends) - ended.begun, 3),
-                "agreement_s": max(agreements) if all(agreements) else None,
-            }
-        )
-        outcome["joined"] = [each["joined"] for each in said]
-        answered = _collect(outcome, said, todo)
-        left = [message for message in todo if message.name not in answered]
-        reason = why(ended, here / LOG, options.time_limit, said)
-        if not left:
-            if ended.returncode:
-                outcome["notes"].append(f"after the last message: {reason}")
-            break
-        if not {message.name for message in todo} & {name for each in said for name in each["begun"]}:
-            outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
-            break
-        # Ranks send in the plan's order: the first that not all have finished is where it ended.
-        outcome["failures"][left[0].name] = reason
-        todo = left[1:]
-    outcome["seconds"] = round(time.monotonic() - start, 3)
-    return outcome
 
 
 def read_rank(path: Path) -> dict[str, Any]:
@@ -240,17 +209,20 @@ def read_rank(path: Path) -> dict[str, Any]:
     return said
 
 
-def _collect(outcome: dict[str, Any], said: Sequence[Mapping[str, Any]], todo: Sequence[Message]) -> set[str]:
-    """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
-    nothing more is to be learnt."""
-    answered = set()
-    for name in (message.name for message in todo):
+def _collect(
+    outcome: dict[str, Any], said: Sequence[Mapping[str, Any]], todo: Sequence[Message], reason: str
+) -> list[Message]:
+    """Enters what all ranks, or one that was sent something wrong, have to say, and `reason`, why they ended,
+    where it was too early. Returns the messages for which they are to be started again."""
+    left = []
+    for message in todo:
+        name = message.name
         results = [each["results"][name] for each in said if name in each["results"]]
         wrong = [result["wrong"] for result in results if result.get("wrong")]
         if wrong:
             outcome["wrong"][name] = wrong[0]
         elif len(results) < len(said):
-            continue
+            left.append(message)
         elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
             outcome["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
         else:
@@ -260,8 +232,16 @@ def _collect(outcome: dict[str, Any], said: Sequence[Mapping[str, Any]], todo: S
                 "rounds_s": [max(seconds) for seconds in zip(*rounds)],
                 "ranks_s": rounds,
             }
-        answered.add(name)
-    return answered
+    if not left:
+        if outcome["attempts"][-1]["returncode"]:
+            outcome["notes"].append(f"after the last message: {reason}")
+        return []
+    if not {message.name for message in todo} & {name for each in said for name in each["begun"]}:
+        outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
+        return []
+    # Ranks send in the plan's order: the first that not all have finished is where it ended.
+    outcome["failures"][left[0].name] = reason
+    return left[1:]
 
 
 def why(ended: Launched, log: Path, limit: float, said: Sequence[Mapping[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """One rank of `python compare.py --comm_only`.
 
-    python comparison/messages/rank.py horovod|byteps PLAN DIRECTORY
+    python comparison/messages/rank.py hvd|byteps PLAN DIRECTORY
 
 PLAN is a JSON file, see `comparison.messages.plan.worker_plan`.
 
@@ -23,7 +23,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -101,17 +101,6 @@ CHUNK = 256 * PERIOD  # elements that are written and compared at a time, 4 MB o
 AGREEMENTS = 50  # timed after the last message
 
 
-def make_communicator(library: str) -> Communicator:
-    """`library`: "horovod" or "byteps"."""
-    if library == "horovod":
-        from comm.horovod import HorovodCommunicator
-
-        return HorovodCommunicator()
-    from comm.byteps.communicator import BytePSCommunicator
-
-    return BytePSCommunicator()
-
-
 class Message:
     """The arrays of one message, with `elements` each, on this rank's device."""
 
@@ -180,20 +169,19 @@ def measure(comm: Communicator, message: Message, seconds: float, least: int, mo
         turn += 1
 
 
-def run(
-    library: str, plan_path: str, directory: str, make: Callable[[str], Communicator] = make_communicator
-) -> int:
-    """`make`: library -> communicator."""
+def run(backend: str, plan_path: str, directory: str) -> int:
+    """Sends the plan's messages over HVD or BYTEPS of `base.launchers`."""
     with open(plan_path, encoding="utf-8") as file:
         plan: Mapping[str, Any] = json.load(file)
     set_threads()  # before mxnet is imported
     begin = time.perf_counter()
     import mxnet as mx
 
-    from comm.watch.watchdog import watched
+    from comm.backends import open_communicator
+    from comm.options import CommunicationConfig
 
     imported = time.perf_counter()
-    comm = watched(partial(make, library), plan["timeout_s"])
+    comm = open_communicator(backend, CommunicationConfig(timeout=plan["timeout_s"]))
     joined = time.perf_counter()
     context = mx.gpu(comm.local_rank) if mx.context.num_gpus() else mx.cpu()
     facts = {
@@ -228,11 +216,5 @@ def run(
     return 0
 
 
-def main(words: Sequence[str], make: Callable[[str], Communicator] = make_communicator) -> int:
-    """Returns the exit code. `words`: of the command line, without the script."""
-    library, plan_path, directory = words
-    return exit_code(partial(run, library, plan_path, directory, make))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(partial(run, *sys.argv[1:])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.drawing import new_figure
 from base.quantities import digits
@@ -58,6 +58,10 @@ class Place(NamedTuple):
     message: str
     backend: str
 
+    @classmethod
+    def of(cls, cell: Cell, message: str) -> Place:
+        return cls(cell.workers, message, cell.backend)
+
 
 class Figures(NamedTuple):
     """Figures of one message over one backend.
@@ -84,12 +88,13 @@ class Start(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`figures`: of every cell, in the order of the tables. `reasons`: why a message has none. `pairs`: of
-    the reference with each of the others. `starts`: of the backends that were right everywhere and have come
-    to an end."""
+    """`references`: whom each cell is compared with, in the order of the tables. `figures`: of the messages
+    that have some, `reasons`: why others have none. `pairs`: of the reference with each of the others.
+    `starts`: of the backends that were right everywhere and have come to an end."""
 
-    figures: dict[Cell, dict[str, Figures]]
-    reasons: dict[Cell, dict[str, str]]
+    references: dict[Cell, Cell]
+    figures: dict[Place, Figures]
+    reasons: dict[Place, str]
     pairs: list[Pair]
     starts: dict[Cell, Start]
 
@@ -98,11 +103,6 @@ def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
     """Bytes a second that every rank must send at least, and receive, in a ring all-reduce: 2 (n - 1) / n of
     the message in the same time (nccl-tests, doc/PERFORMANCE.md)."""
     return nbytes / seconds * 2 * (ranks - 1) / ranks
-
-
-def reference_of(cells: Iterable[Cell], workers: int) -> Cell:
-    backends = [cell.backend for cell in cells if cell.workers == workers]
-    return Cell(REFERENCE if REFERENCE in backends else backends[0], workers)
 
 
 def evaluate(
@@ -116,34 +116,38 @@ def evaluate(
     with a wrong element has no verdicts at all.
 
     Args:
-        launches: as `comparison.messages.command.send` returns them, with backend, workers and repeat.
+        launches: as `comparison.messages.command.Sweep.measure` returns them.
         left_out: messages that were not sent at all, with the reason.
     """
-    own = {cell: [each for each in launches if (each["backend"], each["workers"]) == cell] for cell in cells}
-    reasons = {cell: dict(left_out.get(cell, {})) for cell in cells}
-    samples: dict[Cell, dict[str, dict[int, float]]] = {}
+    references = {}
     for cell in cells:
+        alike = [each for each in cells if each.workers == cell.workers]
+        references[cell] = next((each for each in alike if each.backend == REFERENCE), alike[0])
+    own = {cell: [each for each in launches if (each["backend"], each["workers"]) == cell] for cell in cells}
+    reasons: dict[Place, str] = {}
+    for cell in cells:
+        said = [*left_out.get(cell, {}).items()]
         for word, name in (("failed", "failures"), ("wrong", "wrong")):
-            for launch in own[cell]:
-                reasons[cell].update({message: f"{word}: {text}" for message, text in launch[name].items()})
-        samples[cell] = {
-            message.name: {
-                launch["repeat"]: statistics.median(launch["results"][message.name]["rounds_s"])
-                for launch in own[cell]
-                if message.name in launch["results"] and message.name not in reasons[cell]
-            }
-            for message in messages
+            said += [(key, f"{word}: {text}") for each in own[cell] for key, text in each[name].items()]
+        reasons.update({Place.of(cell, name): text for name, text in said})
+    samples = {
+        place: {
+            launch["repeat"]: statistics.median(launch["results"][message.name]["rounds_s"])
+            for launch in own[cell]
+            if message.name in launch["results"] and place not in reasons
         }
-    references = {cell: reference_of(cells, cell.workers) for cell in cells}
-    figures: dict[Cell, dict[str, Figures]] = {cell: {} for cell in cells}
+        for cell, message in itertools.product(cells, messages)
+        for place in [Place.of(cell, message.name)]
+    }
+    figures: dict[Place, Figures] = {}
     for cell, message in itertools.product(cells, messages):
-        values, others = (samples[each][message.name] for each in (cell, references[cell]))
+        values, others = (samples[Place.of(each, message.name)] for each in (cell, references[cell]))
         if not values:
             continue
         latency = spread(list(values.values()))
         ratios = [value / others[repeat] for repeat, value in values.items() if repeat in others]
         first = [each["results"][message.name]["first_s"] for each in own[cell] if each["repeat"] in values]
-        figures[cell][message.name] = Figures(
+        figures[Place.of(cell, message.name)] = Figures(
             latency_s=latency,
             samples_s=values,
             first_s=spread(first),
@@ -153,8 +157,8 @@ def evaluate(
         )
     correct = [cell for cell in cells if not any(launch["wrong"] for launch in own[cell])]
     groups = {
-        Place(cell.workers, message.name, cell.backend): {
-            each.backend: samples[each][message.name] for each in (references[cell], cell)
+        Place.of(cell, message.name): {
+            each.backend: samples[Place.of(each, message.name)] for each in (references[cell], cell)
         }
         for workers in dict.fromkeys(cell.workers for cell in cells)
         for message in messages
@@ -164,50 +168,48 @@ def evaluate(
     starts = {}
     for cell in correct:
         first_starts = [launch["attempts"][0] for launch in own[cell] if launch["attempts"]]
-        ups, agreements = (
+        known = [
             [each[name] for each in first_starts if each.get(name) is not None] for name in Start._fields
-        )
-        if ups and agreements:
-            starts[cell] = Start(spread(ups), spread(agreements))
-    return Outcome(figures, reasons, compare(groups, confidence), starts)
+        ]
+        if all(known):
+            starts[cell] = Start(*map(spread, known))
+    return Outcome(references, figures, reasons, compare(groups, confidence), starts)
 
 
 def tables_of(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]) -> list[Table]:
     """A table for each number of ranks; start-up and agreement where a backend came so far."""
     tests = {pair.group: pair for pair in outcome.pairs}
     found = []
-    for workers in dict.fromkeys(cell.workers for cell in outcome.figures):
-        chosen = [cell for cell in outcome.figures if cell.workers == workers]
+    for workers in dict.fromkeys(cell.workers for cell in outcome.references):
+        chosen = [cell for cell in outcome.references if cell.workers == workers]
         rows = []
-        for message, cell in itertools.product(messages, chosen):
-            names = [message.name, titles[cell.backend]]
-            measured = {each.backend: outcome.figures[each].get(message.name) for each in chosen}
-            own = measured[cell.backend]
-            if own is None:
-                rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
-                continue
-            ratio = EMPTY if own.ratio is None else f"{own.ratio.median:.2f}"
-            if own.ratio and own.ratio.least != own.ratio.most:
-                ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
-            figures = [
-                with_spread(own.latency_s, 1e3),
-                digits(own.algorithm_bytes_per_s / 1e6),
-                digits(own.bus_bytes_per_s / 1e6),
-                digits(1e3 * own.first_s.median),
-                ratio,
-            ]
-            pair = tests.get(Place(workers, message.name, cell.backend))
-            samples = {key: each.samples_s for key, each in measured.items() if each}
-            where = f"{message.name} over {workers} ranks"
-            rows.append(judged([*names, *figures], pair, samples, titles, where))
-        reference = titles[reference_of(chosen, workers).backend]
+        for message in messages:
+            known = {cell: outcome.figures.get(Place.of(cell, message.name)) for cell in chosen}
+            samples = {cell.backend: each.samples_s for cell, each in known.items() if each}
+            for cell, own in known.items():
+                names, place = [message.name, titles[cell.backend]], Place.of(cell, message.name)
+                if own is None:
+                    rows.append(Row(names, outcome.reasons.get(place, "not measured yet")))
+                    continue
+                ratio = EMPTY if own.ratio is None else f"{own.ratio.median:.2f}"
+                if own.ratio and own.ratio.least != own.ratio.most:
+                    ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
+                figures = [
+                    with_spread(own.latency_s, 1e3),
+                    digits(own.algorithm_bytes_per_s / 1e6),
+                    digits(own.bus_bytes_per_s / 1e6),
+                    digits(1e3 * own.first_s.median),
+                    ratio,
+                ]
+                where = f"{message.name} over {workers} ranks"
+                rows.append(judged([*names, *figures], tests.get(place), samples, titles, where))
         head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
-        head += [f"to {reference} (least to most)", "verdict"]
+        head += [f"to {titles[outcome.references[chosen[0]].backend]} (least to most)", "verdict"]
         found.append(Table(f"One average of a message over {workers} ranks", head, rows, names=2))
     rows = []
     for cell, start in outcome.starts.items():
-        figures = [with_spread(start.start_up_s), with_spread(start.agreement_s, 1e3)]
-        rows.append(Row([str(cell.workers), titles[cell.backend], *figures]))
+        cells = [with_spread(start.start_up_s), with_spread(start.agreement_s, 1e3)]
+        rows.append(Row([str(cell.workers), titles[cell.backend], *cells]))
     if rows:
         head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
         found.append(Table("Start-up, and agreement of the ranks", head, rows, names=2))
@@ -254,10 +256,11 @@ def report_of(
             "message": message.name,
             "tensors": message.tensors,
             "bytes": message.nbytes,
-            "reason": outcome.reasons[cell].get(message.name),
-            **(own._asdict() if (own := outcome.figures[cell].get(message.name)) else {}),
+            "reason": outcome.reasons.get(place),
+            **(outcome.figures[place]._asdict() if place in outcome.figures else {}),
         }
         for cell, message in itertools.product(cells, messages)
+        for place in [Place.of(cell, message.name)]
     ]
     starts = [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()]
     found = Found(
@@ -265,7 +268,7 @@ def report_of(
         title="Communication alone",
         tables=tables_of(messages, outcome, facts["titles"]),
         sentences=_sentences(facts, launches, outcome),
-        figure=draw(messages, outcome.figures, facts["titles"]),
+        figure=draw(messages, outcome, facts["titles"]),
         caption="latency and bandwidth by size",
         rows=rows,
         pairs=outcome.pairs,
@@ -282,25 +285,23 @@ def _sentences(
 ) -> list[str]:
     """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
     neither is shown, on peak memory and on bad ends."""
-    titles, cells = facts["titles"], [*outcome.figures]
+    titles = facts["titles"]
     sentences = [
-        f"{titles[cell.backend]} with {cell.workers} ranks is wrong at {name}: {reason[len('wrong: ') :]}."
-        for cell in cells
-        for name, reason in outcome.reasons[cell].items()
+        f"{titles[each.backend]} with {each.workers} ranks is wrong at {each.message}: {reason[7:]}."
+        for each, reason in outcome.reasons.items()
         if reason.startswith("wrong: ")
     ]
-    for cell in cells:
+    for cell, reference in outcome.references.items():
         kinds: dict[str, list[str]] = {"faster": [], "slower": [], EQUAL: [], NOT_SHOWN: [], "no verdict": []}
         for pair in outcome.pairs:
-            if Cell(pair.group.backend, pair.group.workers) != cell:
-                continue
             kind = pair.verdict if pair.verdict in kinds else "no verdict"
             if pair.verdict == DIFFERENT:
                 kind = "faster" if pair.faster == cell.backend else "slower"
-            kinds[kind].append(pair.group.message)
+            if pair.group == Place.of(cell, pair.group.message):
+                kinds[kind].append(pair.group.message)
         parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
         if parts and facts["repeats"] >= FEWEST_REPEATS:
-            against = f"{titles[cell.backend]} against {titles[reference_of(cells, cell.workers).backend]}"
+            against = f"{titles[cell.backend]} against {titles[reference.backend]}"
             sentences.append(f"{cell.workers} ranks: {against}: {'; '.join(parts)}.")
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
@@ -315,7 +316,7 @@ def _sentences(
     sentences += [f"Peak memory of one process. {by_backend}."] if by_backend else []
     return sentences + [
         f"{titles[launch['backend']]}, {launch['workers']} ranks, repeat {launch['repeat'] + 1}: {note}"
-        for cell in cells
+        for cell in outcome.references
         for launch in launches
         if (launch["backend"], launch["workers"]) == cell
         for note in launch["notes"]
@@ -325,46 +326,40 @@ def _sentences(
 _DASHES = ("-", "--", ":", "-.")  # for numbers of ranks
 
 
-def draw(
-    messages: Sequence[Message], figures: Mapping[Cell, Mapping[str, Figures]], titles: Mapping[str, str]
-) -> Figure | None:
+def draw(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]) -> Figure | None:
     """The median over the launches as a line, least to greatest as a band; messages of several arrays as
     single marks at their total size. None without figures."""
-    if not any(figures.values()):
+    if not outcome.figures:
         return None
     figure = new_figure((12, 5.6))
-    backends = list(dict.fromkeys(cell.backend for cell in figures))
-    workers = list(dict.fromkeys(cell.workers for cell in figures))
+    backends, workers = ([*dict.fromkeys(each)] for each in zip(*outcome.references))
     ranks = f" over {workers[0]} ranks" if len(workers) == 1 else ""
     titles_of = {
         "ms": f"time of one average{ranks}",
         "GB/s": f"bus bandwidth{ranks}: 2(n − 1)/n × bytes / time",
     }
-    latencies = [each.latency_s for own in figures.values() for each in own.values()]
-    bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in latencies) else ""
-    several = {}
+    spreads = [each.latency_s for each in outcome.figures.values()]
+    bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in spreads) else ""
     sizes = [message.nbytes for message in messages]
     # In powers of 4, and the largest in place of one that its name would touch.
     ticks = [4**power for power in range(20) if min(sizes) <= 4**power < max(sizes) / 2] + [max(sizes)]
     all_axes = figure.subplots(1, len(titles_of))
     for axes, (unit, title) in zip(all_axes, titles_of.items()):
-        for cell in figures:
+        for cell in outcome.references:
             number = backends.index(cell.backend)
             style = {"color": colour(number), "marker": marker(number)}
             points = []
-            for message in (each for each in messages if each.name in figures[cell]):
-                latency = figures[cell][message.name].latency_s
-                seconds = (latency.median, latency.least, latency.most)
+            for message in messages:
+                own = outcome.figures.get(Place.of(cell, message.name))
+                if own is None:
+                    continue
+                seconds = (own.latency_s.median, own.latency_s.least, own.latency_s.most)
                 three = [1e3 * each for each in seconds]
                 if unit == "GB/s":
                     three = [bus_bandwidth(message.nbytes, each, cell.workers) / 1e9 for each in seconds]
                 if message.tensors == 1:
                     points.append((message.nbytes, *three))
                     continue
-                arrays = f"{message.tensors} arrays of {size_name(message.array_bytes[0])}"
-                if len(set(message.array_bytes)) > 1:
-                    arrays = f"the {message.tensors} arrays of {message.name}"
-                several[message.name] = f"{arrays} at once"
                 axes.plot([message.nbytes], three[:1], markersize=9, markerfacecolor="none", **style)
                 whiskers(axes, [message.nbytes], [spread(three)], color=style["color"])
             if points:
@@ -380,8 +375,15 @@ def draw(
         axes.set_xticks(ticks, [size_name(tick) for tick in ticks], rotation=45, ha="right")
         axes.minorticks_off()
         plain(axes, "both")
+    several = [
+        f"{each.tensors} arrays of {size_name(each.array_bytes[0])} at once"
+        if len(set(each.array_bytes)) == 1
+        else f"the {each.tensors} arrays of {each.name} at once"
+        for each in messages
+        if each.tensors > 1 and any(place.message == each.name for place in outcome.figures)
+    ]
     if several:
-        label = f"large hollow: {', '.join(several.values())}"
+        label = f"large hollow: {', '.join(several)}"
         all_axes[0].plot([], [], "o", color="grey", markersize=9, markerfacecolor="none", label=label)
     legend_below(figure, all_axes[:1], 4)
     return figure

@@ -16,10 +16,10 @@ from comparison.backends import RINGS
 from comparison.runs.record import RATES, Record
 from comparison.settings import Group, Setting
 
-# Greatest relative difference of two losses, by dtype; see `between_backends`.
+# Greatest relative difference of two losses, by dtype; see `limits_of`.
 LOSS = {"float32": 1e-4, "bfloat16": 1e-3, "float16": 1e-3}
 HALF = 1e-3  # for gradients that travel with fewer bits than they have, and for dtypes that are not listed
-NORM_BY_LOSS = 10.0  # a gradient norm may differ by so many times as much: see `between_backends`
+NORM_BY_LOSS = 10.0  # a gradient norm may differ by so many times as much: see `limits_of`
 STEADY_STEPS = 100  # so long a limit stays, then it grows with the steps
 NONE, DITHERING = "none", "dithering"  # of --compression
 FEW_RANKS = 2  # so many have one sum only, in whatever order they are added
@@ -39,8 +39,8 @@ class Limits(NamedTuple):
         return Limits(self.same_bits, self.loss * factor, self.grad_norm * factor)
 
 
-def between_backends(group: Group, facts: Mapping[str, Any]) -> Limits:
-    """Limits for two backends that train the same.
+def limits_of(group: Group, facts: Mapping[str, Any], backend: str | None = None) -> Limits:
+    """Limits for two backends that train the same, or for two launches of one.
 
     With two ranks a + b = b + a, and half of it is exact, so every backend forms the same mean, bit for bit;
     on CPUs all else repeats itself, too. With more ranks, the libraries add in different orders, GPUs add in
@@ -52,35 +52,34 @@ def between_backends(group: Group, facts: Mapping[str, Any]) -> Limits:
     a single bit. A gradient norm is that of one step, where a loss is a mean over steps, so it is given more,
     and still far less than the factor of two by which the sum of two ranks differs from their mean.
 
-    Args:
-        facts: `gpus` (how many; 0 or None: CPUs) and `compression` (as the training scripts take it).
-    """
-    compressed = (facts.get("compression") or NONE) != NONE
-    return _limits(group.workers <= FEW_RANKS and not compressed, group, facts)
-
-
-def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Limits:
-    """Limits for two launches of the same setting, which have the same order of summation besides.
-
-    That order is fixed in Horovod, where it does not fuse arrays (comm/horovod.py), and in BytePS with two
-    workers, or with --reproducible: else its servers add in the order of arrival. Dithering rounds at random.
+    Launches of one setting have the same order of summation besides. It is fixed in Horovod, where it does
+    not fuse arrays (comm/horovod.py), and in BytePS with two workers, or with --reproducible: else its
+    servers add in the order of arrival. Dithering rounds at random.
 
     Args:
-        facts: as for `between_backends`; `fused`: whether Horovod fuses arrays; `reproducible`: as the
-            training scripts take it.
+        facts: `gpus` (how many; 0 or None: CPUs), `compression` and `reproducible` (as the training scripts
+            take them), and `fused`: whether Horovod fuses arrays.
+        backend: the one of both launches; None: they are of different ones.
     """
-    fixed = not facts.get("fused") if backend in RINGS else bool(facts.get("reproducible"))
-    ordered = group.workers <= FEW_RANKS or fixed
-    rounds_at_random = facts.get("compression") == DITHERING
-    return _limits(ordered and not rounds_at_random, group, facts)
+    compression = facts.get("compression") or NONE
+    same_sums = group.workers <= FEW_RANKS and compression == NONE
+    if backend is not None:
+        fixed = not facts.get("fused") if backend in RINGS else bool(facts.get("reproducible"))
+        same_sums = (group.workers <= FEW_RANKS or fixed) and compression != DITHERING
+    if same_sums and not facts.get("gpus"):
+        return Limits(True, 0.0, 0.0)
+    loss = LOSS.get(group.dtype, HALF)
+    if compression != NONE:
+        loss = max(loss, HALF)
+    return Limits(False, loss, NORM_BY_LOSS * loss)
 
 
 def compared(planned: Sequence[Setting], facts: Mapping[str, Any]) -> str:
     """Paragraph on what is compared between launches, and how close it has to be. `facts`: as for
-    `between_repeats`."""
+    `limits_of`."""
     groups = list(dict.fromkeys(setting.group for setting in planned))
     limits = []
-    exact = [each for each in groups if between_backends(each, facts).same_bits]
+    exact = [each for each in groups if limits_of(each, facts).same_bits]
     if exact:
         workers = " and ".join(str(each) for each in sorted({each.workers for each in exact}))
         limits.append(
@@ -88,7 +87,7 @@ def compared(planned: Sequence[Setting], facts: Mapping[str, Any]) -> str:
             " uncompressed, there is only one right result: losses, gradient norms and the checksum of the"
             " final parameters must be equal to the last bit."
         )
-    others = {each.dtype: between_backends(each, facts) for each in groups if each not in exact}
+    others = {each.dtype: limits_of(each, facts) for each in groups if each not in exact}
     if others:
         stated = "; ".join(
             f"in {dtype} {each.loss:g} and {each.grad_norm:g}" for dtype, each in others.items()
@@ -117,15 +116,6 @@ def compared(planned: Sequence[Setting], facts: Mapping[str, Any]) -> str:
         " gradients are dithered. Backends that agree with a strict majority are right; others are wrong and"
         " get no figure and no verdict. Without a majority all of them get none."
     )
-
-
-def _limits(same_sums: bool, group: Group, facts: Mapping[str, Any]) -> Limits:
-    if same_sums and not facts.get("gpus"):
-        return Limits(True, 0.0, 0.0)
-    loss = LOSS.get(group.dtype, HALF)
-    if (facts.get("compression") or NONE) != NONE:
-        loss = max(loss, HALF)
-    return Limits(False, loss, NORM_BY_LOSS * loss)
 
 
 FLOOR_NATS = 0.1  # losses below this are compared as if they were this: near 0 a ratio says nothing
@@ -246,12 +236,12 @@ def judge(
 
     Args:
         records: backend -> its launches without failure, at least one.
-        facts: as for `comparison.runs.agreement.between_repeats`.
+        facts: as for `comparison.runs.agreement.limits_of`.
     """
     # Repeats of a backend with its first launch; those that differ are wrong and have no vote.
     judged: dict[str, Judgement] = {}
     for backend, launches in records.items():
-        limits = between_repeats(backend, group, facts)
+        limits = limits_of(group, facts, backend)
         for other in launches[1:]:
             apart = differences(other, launches[0], limits)
             if apart:
@@ -261,7 +251,7 @@ def judge(
                 break
     # Then the backends with each other: whoever agrees with a strict majority is right.
     voters = [backend for backend in records if backend not in judged]
-    limits = between_backends(group, facts)
+    limits = limits_of(group, facts)
     apart_from = {
         backend: {other: differences(records[backend][0], records[other][0], limits) for other in voters}
         for backend in voters

@@ -12,8 +12,6 @@ import os
 import shutil
 import statistics
 import sys
-from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -31,7 +29,7 @@ from comparison.runs import agreement
 from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, TRACE, Record, Steps, read_run
 from comparison.runs.report import report_of
 from comparison.runs.results import FAILED, NOT_RUN
-from comparison.settings import Setting, Turn, order_of_repeat
+from comparison.settings import Turn, turns_of
 from data import embedded
 from training.checkpoint import manifest_name
 from training.inputs import check_inputs
@@ -45,6 +43,7 @@ MOST_FAILURES = 2  # of a setting: it is not launched again
 # Kinds of results; running out of memory is none of them.
 BAD = (FAILED, NOT_RUN, agreement.WRONG, agreement.UNDECIDED)
 _CKPT = "ckpt"  # below a launch's directory
+PREPARATION = "preparation"  # under --output
 _OWN = [f"--{name}" for name in options_in(Trained)]  # compare.py's own: to be given before --
 _OWN_AXES = {"--batch_size": "--batch_sizes", "--dtype": "--dtypes", "--num_steps": "--steps",
              "--log_interval": "--log_interval", "--seed": "--seed"}  # fmt: skip
@@ -67,29 +66,17 @@ def compare_runs(options: RunsOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    options.warn_of_few_repeats()
     try:
         with Store(options.output, options.dry_run) as store:
-            training = plan_training(replace(options, output=str(store.folder)))
-            axes = {
-                "--backends": list(options.backends),
-                "--workers": options.workers,
-                "--dtypes": options.dtypes,
-                "--batch_sizes": options.batch_sizes,
-                "--seed": options.seed,
-                "--profiles": options.profiles,
-            }
-            facts = {**axes, **training.facts, **identity(training, store.folder)}
-            store.agree_on(what_counts(facts, options.cluster), options.repeats)
+            training = plan_training(options, store.folder)
+            names = ("backends", "workers", "dtypes", "batch_sizes", "seed")
+            plan = {f"--{name}": options.given[name] for name in names}
+            plan.update({"--profiles": options.profiles, **training.facts, **training.identity})
+            store.agree_on(what_counts(plan, options.cluster), options.repeats)
             # A profile of each setting first, which shows early what does not run at all; the others between
             # the repeats, so that one slow minute does not meet two profiles of a setting.
-            works = [
-                Turn(setting, number, kind)
-                for number in range(max(options.profiles, options.repeats))
-                for kind, count in ((PROFILED, options.profiles), (TIMED, options.repeats))
-                if number < count
-                for setting in order_of_repeat(options.settings, number, options.seed)
-            ]
+            counts = {PROFILED: options.profiles, TIMED: options.repeats}
+            works = turns_of(options.settings, counts, options.seed)
             runs = Runs(options, training, store, works)
             return runs.dry_run() if options.dry_run else runs.run(store.directory)
     except OSError as error:  # a full disk, a file system that has gone
@@ -144,10 +131,9 @@ class Runs(Campaign):
             f"{len(self.works)} launches for {len(self.options.settings)} settings, {len(self.made)} of them"
             f" made before, in {self.store.directory}"
         )
-        directory = self.store.directory / "preparation"
+        directory, command = self.store.directory / PREPARATION, self.training.preparation
         done, log = directory / "done", directory / LOG
-        command = self.training.preparation(self.options.settings[0], directory)
-        if command is None or (done.exists() and done.read_text("utf-8") == str(directory)):
+        if not command or (done.exists() and done.read_text("utf-8") == str(directory)):
             return
         progress.note("preparing the data")
         directory.mkdir(exist_ok=True)
@@ -170,12 +156,11 @@ class Runs(Campaign):
         options, training = self.options, self.training
         backend = options.backends[work.setting.backend]
         command = self.command(work, self.store.folder)
-        begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
         variables = environment(backend, cluster=options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
         keep_outcome(directory, steps.total)
-        return read_run(work, steps, launched, directory, command, begun)
+        return read_run(work, steps, launched, directory, command)
 
     def said(self, record: Record) -> Said:
         text = record.failure or f"done in {record.seconds:.0f} s"
@@ -211,29 +196,18 @@ class Runs(Campaign):
 class Training(NamedTuple):
     """Options and facts that all launches have in common.
 
-    `words`: options of the scripts. `facts`: what these mean, for the report. `prepares`: whether the data is
-    tokenized or converted before the first step, and `pretrained` whether the model is read from files.
-    `files`: the data and vocabularies that are read.
+    `words`: options of the scripts. `facts`: what these mean, for the report. `identity`: what a second call
+    must see again, see `identity`. `preparation`: the command that tokenizes or converts the data once, by
+    taking a step with it, so that no launch begins later than another because it had to; () where there is
+    nothing to do.
     """
 
     words: tuple[str, ...]
     steps: Steps
     seed: int
     facts: Mapping[str, Any] = MappingProxyType({})
-    prepares: bool = False
-    pretrained: bool = False
-    files: tuple[Path, ...] = ()
-
-    def preparation(self, setting: Setting, directory: Path) -> list[str] | None:
-        """The command that tokenizes or converts the data once, by taking a step with it; None where there
-        is nothing to do. Then no launch begins later than another because it had to."""
-        if not self.prepares:
-            return None
-        words = self.script_words(Turn(setting, 0, TIMED), directory)
-        changes = ["--num_steps", "1"]  # of two the later one counts
-        if not self.pretrained and "--model" in words:
-            changes += ["--model", "bert_1_32_2"]
-        return [sys.executable, str(BACKENDS["hvd_mpi"].script), *words, *changes]
+    identity: Mapping[str, Any] = MappingProxyType({})
+    preparation: Sequence[str] = ()
 
     def steps_of(self, work: Turn) -> Steps:
         return Steps(LAST, 0, LAST) if work.kind == PROFILED else self.steps
@@ -252,21 +226,26 @@ class Training(NamedTuple):
         ]
 
 
-def plan_training(options: RunsOptions) -> Training:
+def plan_training(options: RunsOptions, directory: Path) -> Training:
     """Settles what is trained, and checks it with the training scripts' own rules for every setting. Builds
-    the embedded text under --output where no data is named.
+    the embedded text in the directory where no data is named.
 
     Raises:
         InputError: an option, or a file, that the scripts would reject.
     """
-    directory = Path(options.output).resolve()
     steps = Steps(options.steps, options.warmup_steps, options.log_interval)
     training = Training(_shared_words(options, directory), steps, options.seed)
     works = [Turn(setting, 0, TIMED) for setting in options.settings]
     script, *_ = [parse_script_options(training.script_words(work, directory / "none"), "") for work in works]
     config = run_config(script)
     inputs = check_inputs(config)
-    vocabularies = [each for each in (script.vocab, script.sentencepiece) if each]
+    preparation: list[str] = []
+    if not script.dummy_data_len and inputs.train.kind in ("text", "instances"):
+        own = training.script_words(works[0], directory / PREPARATION)
+        preparation = [sys.executable, str(BACKENDS["hvd_mpi"].script), *own, "--num_steps", "1"]
+        if not script.pretrained and "--model" in own:  # of two the later one counts
+            preparation += ["--model", "bert_1_32_2"]
+    files = [*inputs.train.paths, *filter(None, (script.vocab, script.sentencepiece))]
     return training._replace(
         facts={
             **config.model.bert.facts(),
@@ -280,9 +259,8 @@ def plan_training(options: RunsOptions) -> Training:
             "warmup_steps": steps.warm_up,
             "log_interval": steps.interval,
         },
-        prepares=not script.dummy_data_len and inputs.train.kind in ("text", "instances"),
-        pretrained=bool(script.pretrained),
-        files=tuple(map(Path, (*inputs.train.paths, *vocabularies))),
+        identity=identity(training.words, files, directory),
+        preparation=preparation,
     )
 
 
@@ -322,22 +300,22 @@ def _shared_words(options: RunsOptions, output: Path) -> tuple[str, ...]:
     return tuple(words)
 
 
-def identity(training: Training, folder: Path) -> dict[str, Any]:
-    """The scripts' options, and the files that are read with their sizes and the times of their last changes:
-    a second call must see the same. What lies below `folder`, the comparison's, is named from there and has
-    its checksum in place of the time, so that a folder that was moved or copied can be continued."""
+def identity(words: Sequence[str], paths: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The scripts' options, and the data and vocabularies with their sizes and the times of their last
+    changes: a second call must see the same. What lies below `folder`, the comparison's, is named from there
+    and has its checksum in place of the time, so that a folder that was moved or copied can be continued."""
     prefix, files = f"{folder}{os.sep}", []
 
     def within(name: str) -> str:
         return name[len(prefix) :] if name.startswith(prefix) else name
 
-    for path in training.files:
+    for path in map(Path, paths):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 name, stat = str(file.resolve()), file.stat()
                 state = sha256_of(name) if name.startswith(prefix) else stat.st_mtime_ns
                 files.append([within(name), stat.st_size, state])
-    return {"script options": list(map(within, training.words)), "data": files}
+    return {"script options": list(map(within, words)), "data": files}
 
 
 def keep_outcome(directory: Path, step: int) -> None:

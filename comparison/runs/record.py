@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -104,19 +105,15 @@ class Record:
         )
 
 
-def read_run(
-    work: Turn, steps: Steps, launched: Launched, directory: Path, command: Sequence[str], begun: str
-) -> Record:
+def read_run(work: Turn, steps: Steps, launched: Launched, directory: Path, command: Sequence[str]) -> Record:
     """The record of a launch that has ended, with figures or with the reason why there are none."""
     record = Record(
-        setting=work.setting,
-        kind=work.kind,
-        repeat=work.repeat,
+        **work._asdict(),
         seconds=launched.seconds,
         peak_bytes=dict(launched.peak_bytes),
         others=launched.others,
         command=tuple(command),
-        begun=begun,
+        begun=datetime.fromtimestamp(launched.begun, timezone.utc).isoformat(timespec="seconds"),
     )
     # Of the lines those about training; a last one that was cut off is left out.
     lines: list[dict[str, Any]] = []
@@ -157,11 +154,7 @@ def _failure(
         limit = f"no end within {launched.seconds:.0f} s (--time_limit)"
         return f"{limit}; {done} of {steps.total} steps were reported", False
     if launched.returncode:
-        try:
-            log = (directory / LOG).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            log = f"error: no {LOG}: {error.strerror}"
-        return reason_of_exit(launched, log)
+        return reason_of_exit(launched, (directory / LOG).read_text(encoding="utf-8", errors="replace"))
     if not lines:
         return f"exit code 0, but no metrics in {METRICS}", False
     expected = list(range(steps.interval, steps.total + 1, steps.interval))

@@ -50,8 +50,8 @@ class Traffic(NamedTuple):
     servers: float | None
 
 
-def traffic(backend: str, workers: int, handed: int | None) -> Traffic | None:
-    """None where the bytes handed over are not known.
+def traffic(backend: str, workers: int, handed: int) -> Traffic:
+    """Bytes by the algorithm.
 
     An all-reduce in a ring sends each of n workers' S bytes in n parts round twice, less one stop each time:
     2 (n - 1) / n x S from every worker (P. Patarasuk and X. Yuan, 2009), which is also the least that any
@@ -59,13 +59,10 @@ def traffic(backend: str, workers: int, handed: int | None) -> Traffic | None:
     servers together receive n S and send n S. A single worker sends nothing: BytePS starts no server for it.
     Ranks of one BytePS worker add up in the host's memory, which is no link.
     """
-    if handed is None:
-        return None
     if backend in RINGS:
         return Traffic(handed, 2 * (workers - 1) / workers * handed, None)
     if backend == "byteps":
-        distributed = workers > 1
-        return Traffic(handed, handed if distributed else 0, workers * handed if distributed else 0)
+        return Traffic(handed, handed, workers * handed) if workers > 1 else Traffic(handed, 0, 0)
     return Traffic(handed, None, None)
 
 
@@ -168,7 +165,7 @@ class Figures:
     padded_tokens_per_s: Spread
     sequences_per_s: Spread
     padded_length: float
-    start_up_s: Spread | None
+    start_up_s: Spread
     peak_bytes: Mapping[str, int]
     breakdown: Breakdown | None
     traffic: Traffic | None
@@ -191,7 +188,6 @@ def figures_of(
         for name in ("step_s", *RATES)
     }
     spreads = {name: spread(values) for name, values in medians.items()}
-    starts = [each.start_up_s for each in launches if each.start_up_s is not None]
     roles = dict.fromkeys(role for each in launches for role in each.peak_bytes)
     good = [each for each in profiles if each.breakdown and not each.failure]
     breakdown = None
@@ -209,7 +205,7 @@ def figures_of(
             exposed_share=spread([part / step if step else 0.0 for part, step in zip(exposed, steps)]),
             parts={part: spread([each["parts"][part]["ms"] for each in broken_down]) for part in PARTS},
         )
-    handed = [each.exchanged_bytes for each in (*good, *launches) if each.exchanged_bytes]
+    handed = next((each.exchanged_bytes for each in good if each.exchanged_bytes), None)
     # Tokens of all sequences with padding, by sequences; rates times the same seconds are counts.
     intervals = [each for launch in launches for each in launch.intervals]
     tokens = sum(each.padded_tokens_per_s * each.step_s for each in intervals)
@@ -219,10 +215,10 @@ def figures_of(
         samples=dict(zip(repeats, medians["step_s"])),
         rate_samples=dict(zip(repeats, medians["tokens_per_s"])),
         padded_length=length,
-        start_up_s=spread(starts) if starts else None,
+        start_up_s=spread([each.start_up_s or 0.0 for each in launches]),
         peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
         breakdown=breakdown,
-        traffic=traffic(setting.backend, setting.workers, handed[0] if handed else None),
+        traffic=traffic(setting.backend, setting.workers, handed) if handed else None,
         scaling=None,
         finish=finish(setting, spreads["padded_tokens_per_s"].median, length, facts),
         **spreads,
@@ -299,35 +295,31 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
     figures: dict[Setting, Figures] = {}
     samples: dict[Group, dict[str, Mapping[int, float]]] = {}
     curves, differences = {}, {}
+    wrong = (agreement.WRONG, agreement.UNDECIDED)
     for group in dict.fromkeys(setting.group for setting in planned):
         ran: dict[str, list[Record]] = {}
         for setting in (each for each in planned if each.group == group):
             launches = timed[setting]
-            failure = _failure(launches, profiled[setting])
-            if failure is None:
+            kind, reason = _ending(launches, profiled[setting])
+            found[setting] = Result(
+                setting, kind, reason, len(launches), command=launches[0].command if launches else ()
+            )
+            if kind == OK:
                 ran[setting.backend] = launches
-            else:
-                command = launches[0].command if launches else ()
-                found[setting] = Result(setting, *failure, len(launches), command=command)
         judged = agreement.judge(ran, group, facts)
-        for backend, launches in ran.items():
-            setting, judgement = Setting(backend, *group), judged[backend]
+        for backend, (kind, reason, differs) in judged.items():
+            setting, launches = Setting(backend, *group), ran[backend]
             curves[setting] = agreement.curve_of(launches[0])
-            result = Result(setting, OK, "", len(launches), command=launches[0].command)
-            if judgement.kind in (agreement.WRONG, agreement.UNDECIDED):
-                found[setting] = replace(
-                    result, kind=judgement.kind, reason=judgement.reason, differs=judgement.short
-                )
+            if kind in wrong:
+                found[setting] = replace(found[setting], kind=kind, reason=reason, differs=differs)
                 continue
             notes: tuple[str, ...] = ()
             number, broken = len(profiled[setting]), _broken(profiled[setting])
             if broken:
-                which = (
-                    f"{len(broken)} of {number} profiled launches" if number > 1 else "the profiled launch"
-                )
-                notes = (f"{which} gave no breakdown: {broken[0]}",)
-            confirmed = judgement.kind == agreement.CONFIRMED
-            found[setting] = replace(result, confirmed=confirmed, notes=notes)
+                which = f"{len(broken)} of {number} profiled launches"
+                notes = (f"{which if number > 1 else 'the profiled launch'} gave no breakdown: {broken[0]}",)
+            confirmed = kind == agreement.CONFIRMED
+            found[setting] = replace(found[setting], confirmed=confirmed, notes=notes)
             figures[setting] = figures_of(setting, launches, profiled[setting], facts)
             samples.setdefault(group, {})[backend] = figures[setting].samples
         agreeing = [launches[0] for name, launches in ran.items() if judged[name].kind == agreement.CONFIRMED]
@@ -345,14 +337,15 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
     return Results(results, compare(samples, facts["confidence"]), facts, curves, differences)
 
 
-def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[str, str] | None:
-    """Kind and reason. A single failed launch is enough: figures of those that survived would flatter."""
+def _ending(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[str, str]:
+    """Kind and reason, before results are compared. A single failed launch is enough: figures of those that
+    survived would flatter."""
     if not launches:
         broken = next(iter(_broken(profiles)), None)
         return NOT_RUN, "not run yet" + (f"; its profiled launch failed: {broken}" if broken else "")
     failed = [each for each in launches if each.failure]
     if not failed:
-        return None
+        return OK, ""
     first = next((each for each in failed if each.out_of_memory), failed[0])
     reason = " ".join((first.failure or "").split())
     often = f" (in {len(failed)} of {len(launches)} launches)" if len(launches) > 1 else ""

@@ -5,7 +5,7 @@ published ones.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
@@ -15,6 +15,7 @@ from comparison.runs.results import (
     NOT_RUN,
     OK,
     OUT_OF_MEMORY,
+    Breakdown,
     Figures,
     Finish,
     Result,
@@ -22,7 +23,6 @@ from comparison.runs.results import (
     StageTime,
 )
 from comparison.settings import Setting
-from comparison.verdicts import Spread
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 _LEAST_MS = 0.0005  # of communication: less is none
@@ -55,6 +55,11 @@ def _rows(
         else Row(names(each.setting), reason(each))
         for each in results
     ]
+
+
+def _part(name: str, cell: Callable[[Any], str], without: str = EMPTY) -> Callable[[Figures], str]:
+    """Cells about a part of the figures; `without`: where a setting lacks it."""
+    return lambda own: without if getattr(own, name) is None else cell(getattr(own, name))
 
 
 def _table(title: str, columns: Columns, results: Results, notes: Sequence[str]) -> Table:
@@ -110,33 +115,21 @@ def communication(results: Results) -> Table | None:
     if not any(each.figures and (each.figures.breakdown or each.notes) for each in results.results):
         return None
 
-    def time(name: str) -> Callable[[Figures], str]:
-        def cell(own: Figures) -> str:
-            if own.breakdown is None:
-                return EMPTY
-            values: Spread = getattr(own.breakdown, name)
-            return with_extremes(values) if values.most >= _LEAST_MS else "0"
+    def time(name: str) -> Callable[[Any], str]:
+        return lambda own: with_extremes(getattr(own, name)) if getattr(own, name).most >= _LEAST_MS else "0"
 
-        return cell
-
-    def share(own: Figures) -> str:
-        if own.breakdown is None:
-            return EMPTY
-        shown = own.breakdown.exposed_ms.most >= _LEAST_MS
-        return share_with_extremes(own.breakdown.exposed_share) if shown else "0%"
-
-    def sent(name: str) -> Callable[[Figures], str]:
-        return lambda own: size(getattr(own.traffic, name)) if own.traffic else EMPTY
+    def share(own: Breakdown) -> str:
+        return share_with_extremes(own.exposed_share) if own.exposed_ms.most >= _LEAST_MS else "0%"
 
     columns: Columns = {
-        "under way, ms": time("under_way_ms"),
-        "hidden, ms": time("hidden_ms"),
-        "exposed, ms": time("exposed_ms"),
-        "exposed share": share,
-        "profiles": lambda own: str(own.breakdown.launches) if own.breakdown else EMPTY,
-        "a rank hands over": sent("handed"),
-        "a worker sends": sent("worker"),
-        "servers send": sent("servers"),
+        "under way, ms": _part("breakdown", time("under_way_ms")),
+        "hidden, ms": _part("breakdown", time("hidden_ms")),
+        "exposed, ms": _part("breakdown", time("exposed_ms")),
+        "exposed share": _part("breakdown", share),
+        "profiles": _part("breakdown", lambda own: str(own.launches)),
+        "a rank hands over": _part("traffic", lambda own: size(own.handed)),
+        "a worker sends": _part("traffic", lambda own: size(own.worker)),
+        "servers send": _part("traffic", lambda own: size(own.servers)),
     }
     notes = [
         "A step of rank 0 in launches of their own with --profile, which slows it: medians over so many"
@@ -158,7 +151,7 @@ def resources(results: Results) -> Table:
         return lambda own: memory(own.peak_bytes.get(role))
 
     columns: Columns = {
-        "start-up, s (extremes)": lambda own: with_extremes(own.start_up_s) if own.start_up_s else EMPTY,
+        "start-up, s (extremes)": lambda own: with_extremes(own.start_up_s),
         **{f"memory of a {role}": peak(role) for role in roles},
     }
     notes = [
@@ -174,10 +167,10 @@ def scaling(results: Results) -> Table | None:
     if not any(each.figures and each.figures.scaling for each in several):
         return None
     columns: Columns = {
-        "speed-up (quartiles)": lambda own: (
-            with_quartiles(own.scaling.speed_up) if own.scaling else "no figure for one worker"
+        "speed-up (quartiles)": _part(
+            "scaling", lambda own: with_quartiles(own.speed_up), "no figure for one worker"
         ),
-        "efficiency": lambda own: percent(own.scaling.efficiency) if own.scaling else EMPTY,
+        "efficiency": _part("scaling", lambda own: percent(own.efficiency)),
     }
     notes = [
         "Tokens/s against one worker of the same backend, dtype and batch size a worker (weak scaling),"
@@ -268,8 +261,8 @@ def expansion(results: Results) -> Table:
     head = ["precision", "batch size", "strategy", "nodes"]
     columns: Columns = {
         "time per step, s": lambda own: digits(own.step_s.median),
-        "expansion": lambda own: f"{own.scaling.expansion.median:.3f}" if own.scaling else EMPTY,
-        "speed-up": lambda own: f"{own.scaling.speed_up.median:.2f}" if own.scaling else EMPTY,
+        "expansion": _part("scaling", lambda own: f"{own.expansion.median:.3f}"),
+        "speed-up": _part("scaling", lambda own: f"{own.speed_up.median:.2f}"),
     }
 
     def names(setting: Setting) -> list[str]:

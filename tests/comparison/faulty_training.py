@@ -1,4 +1,4 @@
-"""compare.py with four more backends, whose ranks run this script: run_pretraining_hvd.py over a faulty
+"""compare.py with four more backends, whose ranks run this script: pretraining over a faulty
 communicator, which must be found out.
 
 FAULT in the environment of ranks: `alone` (gradients are not exchanged at all), `sum` (gradients are added up
@@ -13,15 +13,33 @@ import resource
 import sys
 from pathlib import Path
 
-import run_pretraining_hvd
-import training.pretraining
-from base.threads import set_threads
+from base.launchers import HVD
+from comm.backends import open_communicator
+from comm.base import DelegatingCommunicator
 from compare import main
 from comparison.backends import BACKENDS, MPIRUN, Backend
 from training.entry import exit_code
-from training.profiling.profiler import separate_operators
+from training.pretraining import pretrain
 
 FAULTS = {"alone": "alone", "sum": "sum", "crash": "crash", "memory": "memory 2000"}
+
+
+class Faulty(DelegatingCommunicator):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.together, self.steps = inner.together, 0
+        self.fault, _, size = os.environ["FAULT"].partition(" ")
+        if self.fault == "memory":
+            with open("/proc/self/statm", encoding="ascii") as file:
+                now = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (now + int(size) * 2**20,) * 2)
+
+    def scaled_average(self, arrays):
+        self.steps += 1
+        if self.fault == "crash" and self.rank == 1 and self.steps == 3:
+            raise RuntimeError("this backend breaks down")
+        factor = 1.0 if self.fault == "alone" else self._inner.scaled_average(arrays)
+        return 1.0 if self.fault == "sum" else factor
 
 
 def compare() -> int:
@@ -33,34 +51,7 @@ def compare() -> int:
 
 
 def train() -> int:
-    set_threads()
-    if "--profile" in sys.argv:
-        separate_operators()
-    # They refuse to be called once mxnet is imported.
-    training.pretraining.set_threads = training.pretraining.separate_operators = lambda: None
-    from comm.horovod import HorovodCommunicator
-
-    fault, _, size = os.environ["FAULT"].partition(" ")
-    join, scaled_average = HorovodCommunicator.__init__, HorovodCommunicator.scaled_average
-    steps = 0
-
-    def joined(self, *args, **kwargs):
-        join(self, *args, **kwargs)
-        if fault == "memory":
-            with open("/proc/self/statm", encoding="ascii") as file:
-                now = int(file.read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (now + int(size) * 2**20,) * 2)
-
-    def averaged(self, arrays):
-        nonlocal steps
-        steps += 1
-        if fault == "crash" and self.rank == 1 and steps == 3:
-            raise RuntimeError("this backend breaks down")
-        factor = 1.0 if fault == "alone" else scaled_average(self, arrays)
-        return 1.0 if fault == "sum" else factor
-
-    HorovodCommunicator.__init__, HorovodCommunicator.scaled_average = joined, averaged
-    return run_pretraining_hvd.main()
+    return pretrain("", HVD, lambda *words: Faulty(open_communicator(*words)))
 
 
 if __name__ == "__main__":

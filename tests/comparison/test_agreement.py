@@ -11,12 +11,11 @@ from comparison.runs.agreement import (
     UNCONFIRMED,
     UNDECIDED,
     WRONG,
-    between_backends,
-    between_repeats,
     compared,
     differences,
     greatest_difference,
     judge,
+    limits_of,
 )
 from comparison.runs.record import Record
 from comparison.settings import Group, Setting
@@ -52,7 +51,7 @@ def kinds(records, group=THREE, facts=CPUS):
 
 
 def apart(found, expected, group=THREE):
-    return differences(found, expected, between_backends(group, CPUS))
+    return differences(found, expected, limits_of(group, CPUS))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -125,17 +124,13 @@ def test_all_that_differs_is_named_at_once():
     assert "(first at step 40: tokens a step " in found.reason
 
 
-def test_two_that_differ_are_both_without_a_figure():
-    judged = judge({"a": launches("a"), "b": launches("b", scale=0.99)}, THREE, CPUS)
-    assert [each.kind for each in judged.values()] == [UNDECIDED, UNDECIDED]
-    assert judged["a"].reason.endswith("which is right cannot be told from two")
-
-
-def test_half_is_no_majority():
-    pairs = {"a": 1.0, "b": 1.0, "c": 1.01, "d": 1.01}
-    judged = judge({name: launches(name, scale) for name, scale in pairs.items()}, THREE, CPUS)
+@pytest.mark.parametrize(
+    ("scales", "number"), [((1.0, 0.99), "two"), ((1.0, 1.0, 1.01, 1.01), "four")]
+)  # half is no majority
+def test_without_a_majority_nobody_has_a_figure(scales, number):
+    judged = judge({str(place): launches("a", scale) for place, scale in enumerate(scales)}, THREE, CPUS)
     assert {each.kind for each in judged.values()} == {UNDECIDED}
-    assert "from four" in judged["d"].reason
+    assert judged["0"].reason.endswith(f"which is right cannot be told from {number}")
 
 
 def test_a_backend_alone_is_not_confirmed():
@@ -173,7 +168,7 @@ def test_where_repeats_must_save_the_same_parameters(backend, workers, facts, sa
     shaky = {backend: [first, replace(second, params_sha256="f" * 64)]}
     found = judge(shaky, group, facts)[backend]
     assert found.kind == (WRONG if same else UNCONFIRMED)
-    assert between_repeats(backend, group, facts).same_bits == same
+    assert limits_of(group, facts, backend).same_bits == same
     if same:
         assert found.reason == (
             f"wrong: repeats differ in final parameters (repeat 2, first at step {STEPS}: final parameters"
@@ -185,7 +180,7 @@ def test_where_repeats_must_save_the_same_parameters(backend, workers, facts, sa
 @pytest.mark.parametrize("name", ["mlm_loss", "grad_norm"])
 def test_the_limit_lies_between_agreement_and_difference(dtype, name):
     group = Group(3, dtype, 512)
-    limits = between_backends(group, CPUS)
+    limits = limits_of(group, CPUS)
     limit = limits.loss if name == "mlm_loss" else limits.grad_norm
     for factor, kind in ((0.9, CONFIRMED), (1.2, UNDECIDED)):
         other = changed(launches("b", group=group), **{name: 1 + factor * limit})
@@ -194,7 +189,7 @@ def test_the_limit_lies_between_agreement_and_difference(dtype, name):
 
 def test_the_limits_grow_late():
     """One rounding of the dtype is well inside, and a forgotten division outside, however long the run."""
-    limits, half = (between_backends(Group(3, dtype, 512), CPUS) for dtype in ("float32", "bfloat16"))
+    limits, half = (limits_of(Group(3, dtype, 512), CPUS) for dtype in ("float32", "bfloat16"))
     assert limits.at(100) == limits.at(1) == limits
     assert limits.at(500).loss == pytest.approx(5 * limits.loss)
     assert limits.at(500).grad_norm == pytest.approx(5 * limits.grad_norm)
@@ -208,9 +203,9 @@ def test_the_limits_grow_late():
 
 
 def test_compressed_gradients_are_given_what_half_precision_is():
-    found = between_backends(THREE, {**CPUS, "compression": "fp16"})
-    assert found == between_backends(THREE._replace(dtype="bfloat16"), CPUS)
-    assert found.loss > between_backends(THREE, CPUS).loss
+    found = limits_of(THREE, {**CPUS, "compression": "fp16"})
+    assert found == limits_of(THREE._replace(dtype="bfloat16"), CPUS)
+    assert found.loss > limits_of(THREE, CPUS).loss
 
 
 def test_a_loss_near_zero_is_not_compared_by_its_ratio():

@@ -31,8 +31,8 @@ def record(**changes: object) -> Record:
     return Record(**{"setting": SETTING, "kind": TIMED, "repeat": 0, "intervals": (interval,), **changes})
 
 
-def runs(store: Store, *works: Turn) -> Runs:
-    return Runs(SimpleNamespace(retry_failed=False), None, store, works)
+def runs(store: Store, *works: Turn, retry_failed: bool = False) -> Runs:
+    return Runs(SimpleNamespace(retry_failed=retry_failed, repeats=5), None, store, works)
 
 
 def folder(store: Store) -> Path:
@@ -60,8 +60,8 @@ def test_records_come_back(tmp_path, monkeypatch):
         assert runs(store, *works).made == {WORK: record(seconds=3.5)}
         failing = replace(record(), failure="no such luck")
         store.save(f"{made.relative_to(store.directory)}/record.json", failing)
-        again = Runs(SimpleNamespace(retry_failed=True), None, store, works)
-        assert (runs(store, *works).made, again.made) == ({WORK: failing}, {})
+        assert runs(store, *works).made == {WORK: failing}
+        assert runs(store, *works, retry_failed=True).made == {}
 
 
 def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_path):
@@ -80,35 +80,31 @@ def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "repeats", "named"),
     [
-        ({"num_steps": 80}, "num_steps 80 instead of 60"),
-        ({"--backends": ["hvd_mpi"]}, "--backends hvd_mpi instead of hvd_mpi byteps"),
-        ({"versions": {"mxnet": "1.9.1", "numpy": "1.24.0"}}, 'versions: numpy "1.24.0" instead of "1.23.5"'),
-        ({"new": 1}, "new 1 instead of null"),
+        ({"num_steps": 80}, 5, "num_steps 80 instead of 60"),
+        ({"--backends": ["hvd_mpi"]}, 5, "--backends hvd_mpi instead of hvd_mpi byteps"),
+        ({"versions": {"mxnet": "1.9.1", "numpy": "2"}}, 5, 'versions: numpy "2" instead of "1.23.5"'),
+        ({"new": 1}, 5, "new 1 instead of null"),
+        ({}, 3, "--repeats 3 instead of 5"),
     ],
 )
-def test_another_comparison_is_not_mixed_in(tmp_path, changes, named):
-    with Store(str(tmp_path)) as store:
-        store.agree_on(PLAN, 5)
-        with pytest.raises(InputError, match="another|other") as raised:
-            store.agree_on({**PLAN, **changes}, 5)
-        assert named in str(raised.value) and "\n" not in str(raised.value)
-        store.agree_on(PLAN, 5)  # nothing was changed by the attempt
-
-
-def test_more_repeats_continue_but_not_fewer(tmp_path):
+def test_another_comparison_is_not_mixed_in(tmp_path, changes, repeats, named):
     with Store(str(tmp_path)) as store:
         store.agree_on(PLAN, 2)
         store.agree_on(PLAN, 5)
-        with pytest.raises(InputError, match="--repeats 3 instead of 5"):
-            store.agree_on(PLAN, 3)
+        with pytest.raises(InputError, match="another|other") as raised:
+            store.agree_on({**PLAN, **changes}, repeats)
+        assert named in str(raised.value) and "\n" not in str(raised.value)
+        store.agree_on(PLAN, 5)  # nothing was changed by the attempt
 
 
 def test_a_directory_that_holds_another_report_is_left_alone(tmp_path):
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(InputError, match=r"holds a report.md that is not of a comparison"):
         Store(str(tmp_path)).__enter__()
+    with pytest.raises(InputError, match="--output .*: (Not a directory|File exists)"):
+        Store(str(tmp_path / "report.md")).__enter__()
     assert os.listdir(tmp_path) == ["report.md"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from base.errors import InputError
 from comparison import options as options_module
 from comparison.backends import BACKENDS, count_gpus
 from comparison.options import Options, parse_options
-from tests.processes import run_command
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT, run_command
 
 
 def parse(text: str) -> Options:
@@ -78,6 +75,10 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--comm_only --project", "--comm_only and --project exclude each other"),
         ("--comm_only -- --lr 1", "--lr after --: --comm_only runs no training script"),
         ("--project --dry_run", "--dry_run: --project launches nothing"),
+        ("--comm_only --sizes 4kB", "--sizes: 4kB: write it like"),
+        ("--comm_only --message_seconds nan", "--message_seconds: 'nan' is not above zero"),
+        ("--comm_only --message_dtype bfloat16", "--message_dtype: invalid choice: 'bfloat16'"),
+        ("--comm_only --workers 1", "--workers: --comm_only needs 2 or more"),
         ("--sizes 4KB", "--sizes: is an option of --comm_only"),
         ("--cluster p3dn", "--cluster: is an option of --project"),
         ("--comm_only --scale 10 10", "--scale: is an option of --emulate"),

@@ -9,7 +9,7 @@ import pytest
 
 from base.tables import terminal
 from comparison.messages.plan import Cell, parse_messages
-from comparison.messages.report import bus_bandwidth, evaluate, report_of, tables_of
+from comparison.messages.report import Place, bus_bandwidth, evaluate, report_of, tables_of
 from tests.pages import samples_behind
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
@@ -87,16 +87,16 @@ def test_figures_by_hand():
         launch(cells[1], 1, {"64KB": 2e-3}),
     ]
     found = evaluate(cells, MESSAGES, launches, {}, 0.95).figures
-    own = found[cells[0]]["64KB"]
+    own = found[Place(2, "64KB", "hvd_mpi")]
     assert own.samples_s == {0: 1e-3, 1: 4e-3} and own.ratio is None
     assert own.latency_s.median == pytest.approx(2.5e-3)
     assert (own.latency_s.least, own.latency_s.most) == (1e-3, 4e-3)
     assert own.algorithm_bytes_per_s == own.bus_bytes_per_s == pytest.approx(65536 / 2.5e-3)
     assert own.first_s.median == pytest.approx(25e-3)
     # Within the repeats 2 and 0.5; not the ratio of the medians.
-    ratio = found[cells[1]]["64KB"].ratio
+    ratio = found[Place(2, "64KB", "byteps")].ratio
     assert (ratio.median, ratio.least, ratio.most) == (1.25, 0.5, 2.0)
-    assert "1MB" not in found[cells[0]]
+    assert {place.message for place in found} == {"64KB"}
 
 
 def test_bandwidth_by_hand():
@@ -130,7 +130,7 @@ def test_wrong_once_is_wrong(tmp_path):
     launches[8]["wrong"] = {"1MB": "rank 1, round 3: element 17 is 5 instead of 2.5 (1 of 262,144 are wrong)"}
     del launches[8]["results"]["1MB"]
     outcome = evaluate(cells, MESSAGES, launches, {}, 0.95)
-    assert "1MB" not in outcome.figures[cells[1]] and "64KB" in outcome.figures[cells[1]]
+    assert [each.message for each in outcome.figures if each.backend == "byteps"] == ["64KB", "10x64KB"]
     assert outcome.pairs == []
     text = shown(tmp_path, cells, MESSAGES, launches, {}, True)
     assert "BytePS with 2 ranks is wrong at 1MB: rank 1, round 3: element 17 is 5 instead of 2.5" in text

@@ -40,9 +40,7 @@ def read(directory, lines, log="", kind=TIMED, steps=STEPS, saved=True, **how) -
         save(str(directory), steps.total, {"weight": np.full(3, 0.5, "float32")}, {}, {})
     launched = Launched(**{"returncode": 0, "seconds": 12.0, "timed_out": False, "peak_bytes": {"worker": 5},
                            "begun": 990.0, **how})  # fmt: skip
-    return read_run(
-        Turn(SETTING, 3, kind), steps, launched, directory, ["mpirun"], "2030-01-01T00:00:00+00:00"
-    )
+    return read_run(Turn(SETTING, 3, kind), steps, launched, directory, ["mpirun"])
 
 
 def test_a_good_launch(tmp_path):
@@ -54,6 +52,7 @@ def test_a_good_launch(tmp_path):
     # The first ten steps took one second and ended at 1001.
     assert record.start_up_s == pytest.approx(10.0)
     assert record.peak_bytes == {"worker": 5} and record.seconds == 12.0
+    assert record.begun == "1970-01-01T00:16:30+00:00"
     assert [(each.grad_norm, each.lr) for each in record.intervals] == [(1.5, 0.01)] * 2
     assert Record.from_json(json.loads(json.dumps(plain(record)))) == record
 

@@ -177,7 +177,6 @@ def test_no_figure_for_one_worker_no_scaling(alone):
 )
 def test_bytes_by_algorithm(backend, workers, worker, servers):
     assert traffic(backend, workers, 100) == (100, worker, servers)
-    assert traffic(backend, workers, None) is None
 
 
 class TestFinish:

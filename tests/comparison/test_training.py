@@ -11,7 +11,7 @@ import pytest
 from base.errors import InputError
 from comparison.backends import BACKENDS
 from comparison.options import parse_options
-from comparison.runs.command import Training, identity, plan_training
+from comparison.runs.command import Training, plan_training
 from comparison.runs.record import PROFILED, TIMED
 from comparison.settings import Turn
 from data import embedded
@@ -21,7 +21,7 @@ from training.profiling.profiler import LAST
 
 def plan(words: list[str]) -> tuple[Training, list]:
     options = parse_options(words, BACKENDS)
-    return plan_training(options), list(options.settings)
+    return plan_training(options, Path(options.output)), list(options.settings)
 
 
 def own_data(directory: Path, *more: str) -> list[str]:
@@ -68,11 +68,10 @@ def test_the_embedded_text(tmp_path, corpus, monkeypatch):
     found = script_options(training, Turn(settings[0], 0, TIMED), tmp_path)
     assert found.use_avg_len and found.raw and found.max_seq_length == 32 and found.lr == 0.014
     assert found.dropout == 0.1  # the scripts' own
-    assert training.facts["vocab_size"] == 1024 and len(identity(training, tmp_path)["data"]) > 1
+    assert training.facts["vocab_size"] == 1024 and len(training.identity["data"]) > 1
     assert [setting.batch_size for setting in settings] == [512] * 3 + [1024] * 3
-    preparation = training.preparation(settings[0], tmp_path)
-    assert preparation is not None and "--lr" in preparation
-    assert parse_script_options(preparation[2:], "").num_steps == 1
+    assert "--lr" in training.preparation
+    assert parse_script_options(training.preparation[2:], "").num_steps == 1
 
 
 def test_a_model_from_a_file(tmp_path):
@@ -84,24 +83,23 @@ def test_a_model_from_a_file(tmp_path):
     assert training.facts["model"] == "bert_1_16_2" and training.facts["vocab_size"] == 8
     assert training.facts["bert"]["hidden"] == 24
     assert script_options(training, Turn(settings[0], 0, TIMED), tmp_path).model is None
-    preparation = training.preparation(settings[0], tmp_path)
-    assert preparation is not None and parse_script_options(preparation[2:], "").num_steps == 1
+    assert parse_script_options(training.preparation[2:], "").num_steps == 1
 
 
 def test_random_tokens_need_no_data(tmp_path):
     words = ["--output", str(tmp_path), "--batch_sizes", "4", "--", "--dummy_data_len", "16"]
-    training, settings = plan(words)
-    assert identity(training, tmp_path)["data"] == [] and training.preparation(settings[0], tmp_path) is None
+    training, _ = plan(words)
+    assert training.identity["data"] == [] and not training.preparation
     assert training.facts["max_seq_length"] == 16 and not list(tmp_path.iterdir())
 
 
 def test_data_is_known_by_its_files(tmp_path):
-    before = identity(plan(own_data(tmp_path))[0], tmp_path / "out")["data"]
+    before = plan(own_data(tmp_path))[0].identity["data"]
     assert [[path, size] for path, size, _ in before] == [
         [str(tmp_path / name), (tmp_path / name).stat().st_size] for name in ("a.text", "vocab.txt")
     ]
     (tmp_path / "b.text").write_text("more text\nin another file\n\nof two\ndocuments\n")
-    assert len(identity(plan(own_data(tmp_path))[0], tmp_path / "out")["data"]) == len(before) + 1
+    assert len(plan(own_data(tmp_path))[0].identity["data"]) == len(before) + 1
 
 
 @pytest.mark.parametrize(
