@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 from base.errors import InputError
 from base.launchers import HVD, LOCAL
@@ -11,8 +11,11 @@ from comm.base import Communicator
 from comm.options import CommunicationConfig
 
 
-def open_communicator(backend: str, config: CommunicationConfig) -> Communicator:
+def open_communicator(
+    backend: str, config: CommunicationConfig, asked: Callable[[], int | None] = lambda: None
+) -> Communicator:
     """The communicator, watched and with compression where several processes are possible. MXNet is imported.
+    `asked`: as for `comm.watch.watchdog.watched`.
 
     Raises:
         InputError: the backend's library cannot be loaded, or does not have the compression.
@@ -36,4 +39,4 @@ def open_communicator(backend: str, config: CommunicationConfig) -> Communicator
         from comm.byteps.communicator import BytePSCommunicator
 
         made = partial(BytePSCommunicator, **byteps_settings(config))
-    return with_compression(watched(made, config.timeout), config)
+    return with_compression(watched(made, config.timeout, asked=asked), config)

@@ -14,6 +14,7 @@ from training.inputs import check_parts
 from training.options import parse_options, stage_config, stage_options
 from training.pipeline.options import check_launch
 from training.profiling.profiler import separate_operators
+from training.stopping import asked
 
 
 def pretrain(
@@ -44,7 +45,7 @@ def pretrain(
     from tasks.pretraining.task import Pretraining
     from training.train import train_stages
 
-    communicator = open_communicator(backend, communication)
+    communicator = open_communicator(backend, communication, asked)
     code = train_stages(parts, Pretraining(), communicator)
     communicator.close()
     return code

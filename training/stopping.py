@@ -74,15 +74,24 @@ def leave_at_signals() -> None:
     os.close(writer)
 
 
+def asked() -> int | None:
+    """The exit code that a signal asks for which has come already, while the main thread may still wait in a
+    library for a rank that has obeyed; None without one. From any thread."""
+    handler = signal.getsignal(signal.SIGTERM)
+    whom = getattr(handler, "__self__", handler)
+    return whom.asked if isinstance(whom, (StopRequest, _Leaving)) else None
+
+
 class StopRequest:
     """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once,
     a second SIGTERM ends the process (`leave_at_signals`).
 
-    `exit_code`: what the wish asks for; None without one.
+    `exit_code`: what the wish asks for; None without one. `asked`: the same, from the moment of the signal.
     """
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
+        self.asked: int | None = None
 
     def listen(self, failed: Callable[[], None] = lambda: None) -> None:
         """Notes signals from now on; `failed` is called at SIGUSR2, in another thread."""
@@ -107,10 +116,11 @@ class StopRequest:
 
 
 class _Leaving:
-    """Handler of signals that raises Stopped, once."""
+    """Handler of signals that raises Stopped, once. `asked`: as a StopRequest's."""
 
     def __init__(self) -> None:
         self.raised = False
+        self.asked: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.raised:
@@ -134,8 +144,11 @@ def _watch(reader: int) -> None:
     while True:
         for number in os.read(reader, 64):
             handler = signal.getsignal(number)
+            whom = getattr(handler, "__self__", handler)
+            if isinstance(whom, (StopRequest, _Leaving)):
+                whom.asked = code_of(number)
             if number == signal.SIGTERM:
-                whom, now = getattr(handler, "__self__", handler), time.monotonic()
+                now = time.monotonic()
                 if whom is asked and now > since + SAME:
                     os._exit(code_of(number))
                 if whom is not asked:

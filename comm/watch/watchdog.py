@@ -67,9 +67,13 @@ def watched(
     make_communicator: Callable[[], Communicator],
     timeout: float = DEFAULT_TIMEOUT,
     environ: Mapping[str, str] = os.environ,
+    asked: Callable[[], int | None] = lambda: None,
 ) -> Communicator:
     """The communicator that `make_communicator` returns, with every wait limited to `timeout` seconds; every
     rank calls it. A run of one process without servers has nothing to wait for and is returned as it is.
+
+    `asked`: the exit code that a signal asks for which this process has got, if it has got one: it ends with
+    that, silently, where it misses a rank that has ended, most likely by the same signal.
 
     Raises what `make_communicator` raises, and CommunicationError when a rank cannot connect to rank 0.
     """
@@ -87,7 +91,7 @@ def watched(
         communicator = make_communicator()
         if communicator.size == 1 and not uses_byteps(environ):
             return communicator
-        return WatchedCommunicator(communicator, timeout, environ)
+        return WatchedCommunicator(communicator, timeout, environ, asked)
     finally:
         limit.cancel()
         limit.join()
@@ -125,8 +129,15 @@ class _WatchedCollectives(DelegatingCommunicator):
 class WatchedCommunicator(_WatchedCollectives):
     """Notes for the heartbeat which call is under way; `communicator` does the work."""
 
-    def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
+    def __init__(
+        self,
+        communicator: Communicator,
+        timeout: float,
+        environ: Mapping[str, str],
+        asked: Callable[[], int | None] = lambda: None,
+    ):
         super().__init__(communicator, self)
+        self._asked = asked
         # The exchange that its thread is in, and since when; exchanged as a whole: no lock is needed.
         self._now = ("", 0.0)
         self._verdict = threading.Event()
@@ -216,6 +227,10 @@ class WatchedCommunicator(_WatchedCollectives):
             time.sleep(BEHIND)
         else:
             time.sleep(max(0.0, patience(self.rank, kind) - (time.monotonic() - begun)))
+        code = self._asked() if kind in (ENDED, TOLD) else None
+        if code is not None:
+            print(done, end="\n" if done else "", file=sys.stderr, flush=True)
+            abort(code)
         if kind == TOLD and (not byteps or self.local_rank):
             abort(1)  # rank 0 has said it where this rank's output goes, too; bpslaunch has several places
         if kind == STUCK:

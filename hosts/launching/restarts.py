@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from base import notify
 from base.command_line import not_empty, whole
 from base.errors import RUN_AGAIN
-from base.failures import DISK, FAILED, MAY_PASS, MISSING, Note, read
+from base.failures import DISK, FAILED, MAY_PASS, Note, read
 from base.files import replacing
 from base.options import flag, in_seconds, option
 from hosts.addresses import is_here
@@ -178,15 +178,6 @@ def noted(failure: Failure, notes: Mapping[int, Note], lines: Sequence[tuple[str
     return replace(failure, kind=note.kind, words=note.message, host=host)
 
 
-def understood(outcome: Outcome) -> Outcome:
-    """An outcome whose failure may be none: a rank that had not come to its signal yet, as it waited for one
-    that had ended by that already."""
-    missed = outcome.failure is not None and outcome.failure.kind == MISSING
-    if missed and outcome.obeyed and outcome.stopped_by is not None:
-        return Outcome(code_of(outcome.stopped_by), stopped_by=outcome.stopped_by)
-    return outcome
-
-
 def has_room(folder: str) -> bool:
     """Whether a file can be written in a folder. A rank that a full disk has ended may leave no note."""
     path = os.path.join(folder, "room")
@@ -300,7 +291,7 @@ class Restarts:
                     os.rmdir(self._ckpt_dir)
         if failure and failure.kind == FAILED and failure.own_end and os.path.isdir(self._ckpt_dir):
             failure = failure if has_room(self._ckpt_dir) else replace(failure, kind=DISK)
-        return understood(replace(outcome, failure=failure))
+        return replace(outcome, failure=failure)
 
     def _judge(self, outcome: Outcome, begun: float, recall: Recall) -> float | None:
         """Returns seconds until the next start, None if there is to be none."""

@@ -54,13 +54,12 @@ class Failure:
 class Outcome:
     """End of a run. `code`: its exit code. `failure`: of the part that failed first, if one did.
     `stopped_by`: the first signal that the launcher received. `recalled`: the ranks were stopped by the
-    launcher's own wish. `obeyed`: before the failure a rank has ended as either wants it."""
+    launcher's own wish."""
 
     code: int
     failure: Failure | None = None
     stopped_by: signal.Signals | None = None
     recalled: bool = False
-    obeyed: bool = False
 
 
 class RunningPart:
@@ -449,7 +448,7 @@ class Run:
             failure = self._culprit.failure(self._access.here)
             self._say(f"{failure.how}; ended the run")
             stopped_by = None if self._recalled else self._stop_signal
-            return Outcome(failure.code, failure, stopped_by, obeyed=self._obeyed)
+            return Outcome(failure.code, failure, stopped_by)
         if self._stop_signal is None:
             return Outcome(0)
         number = self._stop_signal

@@ -134,7 +134,7 @@ def judged(result: RunResult, code: int, setting: Setting, directory: Path, step
     if not finished and result.returncode not in ({1, code} if gloo else {code}):
         return f"code {result.returncode} in place of {code}"
     if before > begun and "Traceback" in said:
-        return "a traceback"
+        return f"a traceback: {said[said.index('Traceback') :][:3000]}"
     damaged: list[str] = []
     newest = newest_complete(str(directory), damaged.append) if directory.is_dir() else None
     step = newest.step if newest else 0

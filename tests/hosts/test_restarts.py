@@ -21,9 +21,9 @@ from hosts.hostfile import read_host_lines, read_spares
 from hosts.launch import main
 from hosts.launching.mpirun_output import MpirunOutput
 from hosts.launching.over_byteps import Servers
-from hosts.launching.restarts import Budget, Policy, append, has_room, noted, understood
+from hosts.launching.restarts import Budget, Policy, append, has_room, noted
 from hosts.launching.roster import Roster
-from hosts.launching.running import Failure, Outcome
+from hosts.launching.running import Failure
 from hosts.launching.saved import Saved, logged_step, look
 from tests.faults.disks import limited
 from tests.hosts.launching import HVD, LAUNCH, rejected
@@ -86,15 +86,6 @@ def test_the_same_failure_at_the_same_step_ends_the_run(second, step, ends):
 def test_what_may_pass_is_tried_again(kind):
     budget = Budget(POLICY, saved(3))
     assert budget.take(failure(kind=kind), 4) is None and budget.take(failure(kind=kind), 4) is None
-
-
-def test_a_rank_that_misses_one_that_has_obeyed_a_signal_is_no_failure():
-    missed, broken, asked = failure(kind=failures.MISSING), failure(), signal.SIGINT
-    assert understood(Outcome(1, missed, asked, obeyed=True)) == Outcome(130, stopped_by=asked)
-    for outcome in (
-        Outcome(1, broken, asked, obeyed=True), Outcome(1, missed, asked), Outcome(1, missed, obeyed=True)
-    ):  # fmt: skip
-        assert understood(outcome) == outcome
 
 
 def test_the_note_of_a_rank_says_what_failed():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.faults.jobs import SCRIPTS, patched
-from tests.processes import LIMIT, ROOT, run_command, run_ranks, start_command, until
+from tests.processes import LIMIT, ROOT, run_command, run_ranks, start_command, start_ranks, until
 from tests.training.small_runs import command
 from training.stopping import SAME, Stopped, StopRequest, code_of
 
@@ -170,6 +170,32 @@ def test_all_ranks_end_with_the_code_of_an_interrupt_to_one(tmp_path):
     result = run_ranks(script, 2, "mpirun", args=words)
     found = [(tmp_path / f"code{rank}").read_text() for rank in (0, 1)]
     assert (result.returncode, found) == (130, ["130", "130"]), result.describe()
+
+
+# Rank 1 waits in a library for rank 0, where it comes to no handler.
+WAITING = """
+import ctypes, os, time
+import training.train
+from base.launchers import launched_rank
+def waits(configs):
+    os.write(1, b"WAITING\\n")
+    if launched_rank(os.environ) == 0:
+        time.sleep(1000)
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+training.stopping.GRACE = 1000
+training.train.check_same = waits
+"""
+
+
+def test_a_rank_that_waits_for_one_that_has_obeyed_ends_with_its_code(tmp_path):
+    script = patched(ROOT / SCRIPTS["byteps"], WAITING)
+    with start_ranks(script, 2, "byteps", args=command(tmp_path / "run")) as run:
+        until(lambda: run.stdout().count("WAITING") == 2, run)
+        os.kill(run.pid, signal.SIGTERM)
+        result = run.wait()
+    assert result.returncode == 143 and "has ended" not in result.stderr, result.describe()
 
 
 def test_sigusr1_does_not_kill_what_is_complete():

@@ -27,6 +27,7 @@ from training.results.summary import members_tables, read_members
 from training.run_inputs import Part
 from training.start.initial import Wanted
 from training.start.start import check_start
+from training.stopping import asked
 
 
 class Prepared(NamedTuple):
@@ -113,7 +114,7 @@ def fine_tune(
     from training.start.lock import locked
     from training.train import train_stages
 
-    communicator = open_communicator(whole.backend, whole.communication)
+    communicator = open_communicator(whole.backend, whole.communication, asked)
     seed = broadcast_json(config.optimization.seed, communicator)
     if resume and config.optimization.seed is None is not seed:
         whole = prepare(script, [*words, "--seed", str(seed)])  # of a checkpoint that only rank 0 sees
