@@ -8,7 +8,7 @@ from typing import Callable
 from base import notify
 from base.threads import set_threads
 from comm.base import Communicator
-from comm.options import CommunicationConfig, communication_config
+from comm.options import communication_config
 from training.estimate import check_memory
 from training.inputs import check_parts
 from training.options import parse_options, stage_config, stage_options
@@ -17,14 +17,13 @@ from training.profiling.profiler import separate_operators
 from training.stopping import asked
 
 
-def pretrain(
-    description: str, backend: str, open_communicator: Callable[[str, CommunicationConfig], Communicator]
-) -> int:
+def pretrain(description: str, backend: str, open_communicator: Callable[..., Communicator]) -> int:
     """Runs the command line of this process; every rank calls it. Returns the exit code of the process.
 
     Args:
         description: for --help.
-        backend: the name of the exchange between the ranks, for `open_communicator`, which imports MXNet.
+        backend: the name of the exchange between the ranks, for `open_communicator`, which is that of
+            comm/backends.py and imports MXNet.
 
     Raises:
         InputError: bad options or files.

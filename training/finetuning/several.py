@@ -79,7 +79,7 @@ def prepare(script: Script, argv: Sequence[str] | None) -> Prepared:
 
 def fine_tune(
     script: Script,
-    open_communicator: Callable[[str, CommunicationConfig], Communicator],
+    open_communicator: Callable[..., Communicator],
     argv: Sequence[str] | None = None,
 ) -> int:
     """Runs the command; every rank calls it. Returns the exit code of the process.
