@@ -229,7 +229,9 @@ class WatchedCommunicator(_WatchedCollectives):
             time.sleep(max(0.0, patience(self.rank, kind) - (time.monotonic() - begun)))
         code = self._asked() if kind in (ENDED, TOLD) else None
         if code is not None:
-            print(done, end="\n" if done else "", file=sys.stderr, flush=True)
+            _end_soon(code)
+            if done:
+                print(done, file=sys.stderr, flush=True)
             abort(code)
         if kind == TOLD and (not byteps or self.local_rank):
             abort(1)  # rank 0 has said it where this rank's output goes, too; bpslaunch has several places
@@ -371,10 +373,15 @@ def _end_process(
     line = f"error: {f'rank {rank}: ' if rank else ''}{message}{f'; {seen}' if seen else ''}"
     if unless is not None and unless.is_set():
         return
-    # Where nobody reads the standard streams any more, writing to them could take for ever.
-    limit = threading.Timer(PATIENCE, os._exit, (1,))
-    limit.daemon = True
-    limit.start()
+    _end_soon(1)
     print(line, file=sys.stderr, flush=True)
     failures.leave(1, kind, line, missing)
     abort(1)
+
+
+def _end_soon(code: int) -> None:
+    """Ends this process in PATIENCE seconds: where nobody reads the standard streams any more, writing to
+    them fails or takes for ever."""
+    limit = threading.Timer(PATIENCE, os._exit, (code,))
+    limit.daemon = True
+    limit.start()

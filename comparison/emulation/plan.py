@@ -246,7 +246,10 @@ def traced_workload(path: str, dtype: str) -> Workload:
         InputError: no trace, or one in which gradients do not travel array by array.
     """
     trace = read_trace(path)
-    parts = bert_parts(recorded_config(trace.facts, f"--trace {path}"), int(trace.facts["vocab_size"]))
+    config, vocab_size = recorded_config(trace.facts, f"--trace {path}"), trace.facts.get("vocab_size")
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise InputError(f"--trace {path}: vocab_size {vocab_size}, where a trace has the vocabulary's size")
+    parts = bert_parts(config, vocab_size)
     wanted = sum(len(part.gradients) for part in parts)
     ready, ends, updates = [], [], []
     for step in trace.steps:

@@ -286,10 +286,11 @@ def _sentences(
     """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
     neither is shown, on peak memory and on bad ends."""
     titles = facts["titles"]
+    reasons = ((each, *reason.partition(": ")) for each, reason in outcome.reasons.items())
     sentences = [
-        f"{titles[each.backend]} with {each.workers} ranks is wrong at {each.message}: {reason[7:]}."
-        for each, reason in outcome.reasons.items()
-        if reason.startswith("wrong: ")
+        f"{titles[each.backend]} with {each.workers} ranks is wrong at {each.message}: {text}."
+        for each, kind, _, text in reasons
+        if kind == "wrong"
     ]
     for cell, reference in outcome.references.items():
         kinds: dict[str, list[str]] = {"faster": [], "slower": [], EQUAL: [], NOT_SHOWN: [], "no verdict": []}

@@ -199,6 +199,9 @@ def test_ready_times_of_a_trace(tmp_path):
     trace_file(path, exchanges=3)
     with pytest.raises(InputError, match="step 0 has 3 exchanges of gradients, the model 30 arrays"):
         traced_workload(str(path), "float32")
+    path.write_text(path.read_text().replace('"vocab_size"', '"words"'))
+    with pytest.raises(InputError, match="vocab_size None, where a trace has the vocabulary's size"):
+        traced_workload(str(path), "float32")
 
 
 def rank_files(directory, **changes):
