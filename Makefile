@@ -46,12 +46,12 @@ LAUNCH := $(if $(filter byteps,$(BACKEND)),$(BYTEPS),$(MPIRUN))
 PYTEST = GOMP_SPINCOUNT=1000 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -p tests.no_vanishing --durations=20 \
 	$(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS) -p tests.parts
 
-# The embedded default: 32 tokens, then four times as many. With 40% and 30% of them masked so short a run learns what
+# The embedded default: 32 tokens, then four times as many. With 50% and 30% of them masked so short a run learns what
 # context is for; with 15% it does not (docs/notebook/two_minutes.md).
 SMALL := --model bert_2_128_2 --dropout 0 \
-	--stages both --max_seq_length 32,128 --batch_size 768,1536 --use_avg_len --num_steps 1270,400 \
-	--masked_lm_prob 0.4,0.3 --max_predictions_per_seq 13,39 \
-	--lr 0.012 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300
+	--stages both --max_seq_length 32,128 --batch_size 768,1536 --use_avg_len --num_steps 1340,430 \
+	--masked_lm_prob 0.5,0.3 --max_predictions_per_seq 16,39 \
+	--lr 0.012,0.016 --warmup_ratio 0.1,0.05 --log_interval 50 --ckpt_interval 300
 
 # With HOURS= another corpus, of Debian packages or of TEXT=, and the options that training/hours.py has for them.
 HOURS ?=
@@ -84,7 +84,7 @@ QUESTIONS ?= 40000
 STEPS ?= 4000
 INIT ?=
 SQUAD ?=
-PRETRAINED := $(RUN_DIR)/ckpt/0001670.params
+PRETRAINED := $(RUN_DIR)/ckpt/0001770.params
 CLOZE := -m data.questions.cloze --output $(RUN_DIR)/questions \
 	--input '$(RUN_DIR)/corpus/train-*.txt' --dev_input $(RUN_DIR)/corpus/eval.txt \
 	--train_questions $(QUESTIONS) --dev_questions 600 --unanswerable 0.2 --per_sentence 20 --answer_words 1 \
@@ -137,7 +137,7 @@ from-pretrained:
 from-random:
 	@$(FINETUNE) --ckpt_dir $(RUN_DIR)/from_random --model bert_2_128_2 --vocab $(RUN_DIR)/vocab.txt $(NAMED)
 
-compare: setup ## compare Horovod with BytePS, about 30 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
+compare: setup ## compare Horovod with BytePS, about 21 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
 	$(PY) compare.py $(ARGS)
 
 test: setup ## run the tests (SLOW=0 leaves out long ones, ARGS="-k hparams" goes to pytest)

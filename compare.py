@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare Horovod with BytePS, side by side, through the real training scripts.
 
-    python compare.py                              on embedded English text, about 30 minutes on two cores
+    python compare.py                              on embedded English text, about 21 minutes on two cores
     python compare.py --backends hvd_mpi byteps --workers 2 --dtypes float32 --batch_sizes 1024
     python compare.py --raw --data 'corpus/*.txt' --vocab vocab.txt --model bert_12_768_12 \\
         --max_seq_length 128 --use_avg_len --batch_sizes 2048 4096 --hostfile hosts/4x_p3dn -- --dropout 0

@@ -24,7 +24,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name
+from base.command_line import OptionParser, code_of, path_name
 from base.errors import InputError
 from base.files import is_temporary, replacing_folder
 from base.options import add_options, flag, option, options_in, taken
@@ -34,7 +34,7 @@ from bert.weights.exporting import FILES, FORMATS, converted, export, warnings_o
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.onnx_file import check_onnx
 from bert.weights.tensors import Weights
-from training.pretrained_options import (
+from training.start.pretrained import (
     PretrainedConfig,
     add_pretrained_options,
     find_described,
@@ -72,7 +72,17 @@ class ConvertConfig:
 
 def parse(arguments: Sequence[str] | None) -> ConvertConfig:
     """The command line. Raises InputError, also for a configuration file that cannot be used."""
-    options = _parser().parse_args(arguments)
+    parser = OptionParser(
+        prog="convert.py", description=__doc__.splitlines()[0], epilog=_EPILOG, allow_abbrev=False
+    )
+    add, table = parser.add_argument, options_in(ConvertConfig)
+    text = "weights: a file, a folder, FOLDER:STEP, FOLDER:best, or a TensorFlow prefix"
+    add("input", type=path_name, metavar="INPUT", help=text)
+    add("output", type=path_name, metavar="OUTPUT", help="the folder to make")
+    add_options(add, table, "to overwrite")
+    add_pretrained_options(add)
+    add_options(add, table, "encoder_only dtype json")
+    options = parser.parse_args(arguments)
     input, output = (path.rstrip(os.sep) or path for path in (options.input, options.output))
     described = pretrained_config(options)
     return taken(ConvertConfig, options, input=input, output=output, described=described)
@@ -182,29 +192,10 @@ def _show(summary: dict[str, Any]) -> None:
     )
     if summary["missing"]:
         print(f"missing in the input, and so in the output: {', '.join(summary['missing'])}")
-    if summary["ignored"]:
-        names = [name if name.isprintable() else ascii(name) for name in summary["ignored"]]
+    names = [name if name.isprintable() else ascii(name) for name in summary["ignored"]]
+    if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         print(f"left out: {', '.join(names[:_SHOWN])}{more}")
-
-
-def _parser() -> OptionParser:
-    parser = OptionParser(
-        prog="convert.py", description=__doc__.splitlines()[0], epilog=_EPILOG, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add(
-        "input",
-        type=path_name,
-        metavar="INPUT",
-        help="weights: a file, a folder, FOLDER:STEP, FOLDER:best, or a TensorFlow prefix",
-    )
-    add("output", type=path_name, metavar="OUTPUT", help="the folder to make")
-    table = options_in(ConvertConfig)
-    add_options(add, table, "to overwrite")
-    add_pretrained_options(add)
-    add_options(add, table, "encoder_only dtype json")
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -234,4 +225,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no half-made folder stays behind
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -32,7 +32,7 @@ from data.classification.examples import Examples, check_files_differ
 from data.classification.features import featurize
 from data.classification.glue import GlueFolder, find_task
 from data.classification.metrics import own_metrics
-from data.classification.own import OwnFiles, parse_columns, read_own
+from data.classification.own import Columns, parse_columns, read_own
 from data.tokenizing.tokenizer import TokenizerSettings
 from tasks.base import Task
 from tasks.classification.examples import (
@@ -40,7 +40,6 @@ from tasks.classification.examples import (
     EvaluationSet,
     EvaluationTexts,
     Labelling,
-    TrainingTexts,
     joined,
 )
 from training.entry import exit_code
@@ -86,12 +85,12 @@ class TextsConfig:
 
 def check(options: argparse.Namespace) -> None:
     """Raises InputError for files that exclude each other, or are none."""
-    parse_columns(options.text_columns, options.label_column)
+    columns = parse_columns(options.text_columns, options.label_column)
     own = options.train_file or options.dev_file or options.test_file
     if options.task_name:
         if not options.data_dir:
             raise InputError("--task_name needs --data_dir, the folder with its files; nothing is downloaded")
-        if own or options.labels or options.regression:
+        if own or columns != Columns() or options.labels or options.regression:
             raise InputError("--task_name brings files and labels; leave out those of own files")
         return
     if not options.train_file:
@@ -125,10 +124,10 @@ def read_glue(config: TextsConfig) -> Texts:
 
 def read_own_files(config: TextsConfig) -> Texts:
     """The examples of own files. Raises InputError for bad files."""
-    files = OwnFiles(config.train_file or "", config.dev_file or "", config.test_file or "")
+    files = (config.train_file or "", config.dev_file or "", config.test_file or "")
     columns = parse_columns(config.text_columns, config.label_column)
     labels = tuple(config.labels.split(",")) if config.labels else ()
-    data = read_own(files, columns, labels, config.regression)
+    data = read_own(*files, columns, labels, config.regression)
     sets = {"dev": data.dev, "test": data.test}
     labelling = Labelling(data.labels, own_metrics(len(data.labels)))
     evaluated = {name: examples for name, examples in sets.items() if examples is not None}
@@ -141,6 +140,8 @@ def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
     texts = read_glue(config) if config.task_name else read_own_files(config)
     if config.only_predict and not texts.evaluated:
         raise InputError("--only_predict needs something to evaluate: give --dev_file or --test_file")
+    if options.keep_best and all(each.labels is None for each in texts.evaluated.values()):
+        raise InputError("--keep_best: nothing is scored; name a file to score with --dev_file")
     labelling = texts.labelling
     head = (max(1, len(labelling.labels)), found.bert.units)
 
@@ -168,11 +169,10 @@ def read(texts: Texts, config: TextsConfig, tokenizer: TokenizerSettings, folder
     training = evaluation = None
     messages = [each for examples in (texts.train, *texts.evaluated.values()) for each in examples.skipped]
     if not config.only_predict:
-        made = featurize(texts.train, tokenizer, length, cores, "--max_seq_length")
-        training = TrainingTexts(made)
-        if made.truncated:
+        training = featurize(texts.train, tokenizer, length, cores, "--max_seq_length")
+        if training.truncated:
             messages.append(
-                f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to {length} "
+                f"{texts.train.path}: {training.truncated} of {len(training)} examples are cut to {length} "
                 "tokens (--max_seq_length, --max_len)"
             )
     if texts.evaluated:
@@ -182,8 +182,9 @@ def read(texts: Texts, config: TextsConfig, tokenizer: TokenizerSettings, folder
             # Of development sets, "dev", or "m" or "mm" of MNLI, makes dev_m_predictions.
             file = name if name in texts.tests else f"dev{'' if name == 'dev' else f'_{name}'}_predictions"
             prefix = "" if name == first else f"{name}_"
-            sets.append(EvaluationSet(prefix, len(examples), examples.ids, examples.labels, file))
-        made = featurize(joined(texts.evaluated), tokenizer, length, cores, "--max_seq_length")
+            sets.append(EvaluationSet(prefix, examples, file))
+        together = joined([*texts.evaluated.values()], bool(texts.labelling.labels))
+        made = featurize(together, tokenizer, length, cores, "--max_seq_length")
         evaluation = EvaluationTexts(made, tuple(sets), texts.labelling, folder)
     return Read(training, evaluation, tuple(messages))
 

@@ -41,7 +41,7 @@ from data.questions.squad_files import (
 )
 from data.questions.windows import WindowSettings, make_windows
 from tasks.base import Task
-from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWindows
+from tasks.squad.examples import Asked, EvaluationWindows, TrainingWindows
 from training.checkpoint import step_of
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters
@@ -104,6 +104,8 @@ def check(options: argparse.Namespace) -> None:
     """Raises InputError for options that exclude each other."""
     if options.dev_file and options.predict_file:
         raise InputError("--dev_file and --predict_file exclude each other: both are evaluated on")
+    if options.keep_best and not options.dev_file:
+        raise InputError("--keep_best: nothing is scored; name a file to score with --dev_file")
     if options.tune_threshold is not None and not (options.version_2 and options.train_file):
         raise InputError("--tune_threshold needs --version_2 and --train_file, whose articles it divides")
     if options.tune_threshold == 0 or (options.tune_threshold and options.null_score_diff_threshold):
@@ -168,9 +170,9 @@ def read(squad: SquadConfig, found: Found, warnings: Sequence[str], folder: str)
             messages += _left_out(train.name, "of whose answers the tokenizer leaves nothing", lost)
     if asked is not None:
         answers = AnswerSettings(squad.n_best_size, squad.max_answer_length, squad.version_2)
-        scoring = Scoring(answers, squad.null_score_diff_threshold, folder, squad.dev_file is not None)
-        windows = make_windows(asked, found.tokenizer, squad.windows)
-        evaluation = EvaluationWindows(Asked(asked, windows), scoring, tuning)
+        own = Asked(asked, make_windows(asked, found.tokenizer, squad.windows))
+        threshold, scored = squad.null_score_diff_threshold, squad.dev_file is not None
+        evaluation = EvaluationWindows(own, answers, folder, threshold, scored, tuning)
     return Read(training, evaluation, tuple(messages))
 
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import lamb_paper
 from base.command_line import (
     CommandParser,
+    code_of,
     pair_of,
     path_name,
     positive,
@@ -31,31 +31,20 @@ from base.command_line import (
     split_at_dashes,
 )
 from base.errors import InputError
+from base.launchers import BYTEPS, HVD
 from base.options import add_options, flag, option, options_in
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
-from hosts.plans import CLUSTER, RECIPE, TARGET, PlanOptions, pretraining_job
+from hosts.plans import CLUSTER, RECIPE, SCRIPTS, TARGET, PlanOptions, pretraining_job
 from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, STAGE_LENGTHS, STAGES, PerStage, Plan, in_stage
 from training.options import expand_options, parse_options
 from training.pipeline.options import check_launch
 from training.pipeline.placement import INTRA_FIRST, Host, placement_warnings
 
-
-class Launcher(NamedTuple):
-    """Reader of a host file, printer of the commands, and the training script that they start."""
-
-    read: Callable[[str], list[tuple[str, int]]]
-    command: Callable[[Job, Cluster], str]
-    script: str
-
-
-LAUNCHERS = {
-    "hvd": Launcher(read_hostfile, mpirun.command, "run_pretraining_hvd.py"),
-    # A host that is listed twice is two workers to BytePS.
-    "byteps": Launcher(read_host_lines, print_byteps.command, "run_pretraining_byteps.py"),
-}
+# Reader of a host file, printer of the commands. A host that is listed twice is two workers to BytePS.
+LAUNCHERS = {HVD: (read_hostfile, mpirun.command), BYTEPS: (read_host_lines, print_byteps.command)}
 PAIRS = ("tokens_per_gpu", "accumulate", *CHECKED, "batch_size", "max_seq_length")  # options that may be A,B
 
 _counts = pair_of(positive_int)
@@ -104,15 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = vars(_parser().parse_args(own))
     try:
         options = Options(**parsed, passed_on=tuple(expand_options(passed_on)))
-        code = _run(options)
-        sys.stdout.flush()
-        return code
+        return _run(options)
     except InputError as error:
         print(f"hparams.py: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _run(options: Options) -> int:
@@ -120,7 +104,7 @@ def _run(options: Options) -> int:
     hosts = []
     if options.launch:
         assert options.hostfile is not None
-        hosts = LAUNCHERS[options.launch].read(options.hostfile)
+        hosts = LAUNCHERS[options.launch][0](options.hostfile)
         slots = sum(count for _, count in hosts)
         if options.num_gpus not in (None, slots):
             raise InputError(
@@ -210,17 +194,17 @@ def _parser() -> argparse.ArgumentParser:
 def _print_command(plan: Plan, options: Options, hosts: Sequence[tuple[str, int]]) -> None:
     """Prints the command that starts the plan's run; warnings go to standard error."""
     assert options.launch is not None and options.hostfile is not None
-    launcher = LAUNCHERS[options.launch]
+    command = LAUNCHERS[options.launch][1]
     machine = this_machine(hosts)
     network, interface = None, options.interface
     if options.network is not None:
         network = read_network(options.network, options.launch, interface)
         interface = interface or network.interface
     cluster = Cluster(options.hostfile, tuple(hosts), options.sockets, interface, machine, network)
-    job = pretraining_job(plan, launcher.script, options.passed_on, machine is not None)
+    job = pretraining_job(plan, SCRIPTS[options.launch], options.passed_on, machine is not None)
     placement = _check_script_options(job)
     check_launch(plan.pipeline_stages, options.launch, True, {})
-    print(launcher.command(job, cluster))
+    print(command(job, cluster))
     if plan.pipeline_stages > 1:
         for text in placement_warnings([Host(*host) for host in hosts], plan.pipeline_stages, placement):
             print(f"warning: {text}", file=sys.stderr)
@@ -372,4 +356,4 @@ def _check_options(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

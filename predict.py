@@ -26,7 +26,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, count, path_name, path_names, positive_int, whole
+from base.command_line import ScriptParser, count, path_name, path_names, positive_int, show_anything, whole
 from base.errors import InputError
 from base.files import replacing
 from base.memory import ARENAS, LOADED, check_addresses
@@ -36,12 +36,13 @@ from base.threads import set_threads
 from bert.configuration import KEEP, PADDING
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
 from bert.weights.tensors import Weights
+from data.pretraining.pairs import truncated_pairs
 from data.text.corpus import expand_inputs
 from data.text.examples import masked_examples
-from data.tokenizing.tokenizer import TokenizerSettings, encode_marked
+from data.tokenizing.tokenizer import encode_marked
 from data.tokenizing.vocab import Vocabulary
 from training.entry import exit_code
-from training.pretrained_options import (
+from training.start.pretrained import (
     PretrainedConfig,
     add_pretrained_options,
     described_tokenizer,
@@ -122,7 +123,27 @@ class Question(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> PredictConfig:
     """The command line. Raises InputError, also for a file that cannot be read."""
-    options = _parser().parse_intermixed_args(arguments)  # TEXT after options, too
+    parser = ScriptParser(
+        prog="predict.py",
+        description=__doc__,
+        epilog=_EPILOG,
+    )
+    add, table = parser.add_argument, options_in(PredictConfig)
+    text = "a run's folder, FOLDER:STEP, FOLDER:best, or weights in any format"
+    add("weights", type=path_name, metavar=_WEIGHTS, help=text)
+    add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two; with --embed any number")
+    add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")
+    text = (
+        f"show {EXAMPLES} sentences of this text, one word masked in each, chosen by SHA-256 and not by the "
+        "answers; globs and folders, separated by commas"
+    )
+    add("--examples", type=path_names, help=text)
+    add_options(add, table, "json top_k truncate batch_size operators padding")
+    add_options(parser.add_argument_group("vectors").add_argument, table, "embed pooling layer output")
+    group = parser.add_argument_group("about the weights, where the files beside them do not say it")
+    add_pretrained_options(group.add_argument)
+    add_options(group.add_argument, table, "sentencepiece")
+    options = parser.parse_intermixed_args(arguments)  # TEXT after options, too
     named = [f"--{name} {value}" for name, value in vars(options).items() if name in SOURCES and value]
     named += ["sentences on the command line"] if options.text else []
     if len(named) > 1:
@@ -160,30 +181,23 @@ def _check_embed(options: argparse.Namespace) -> None:
         raise InputError("--embed needs --output, a file whose name ends with .npz or .tsv")
     if os.path.isdir(options.output) or not os.path.isdir(os.path.dirname(options.output) or "."):
         raise InputError(f"--output {options.output}: no file can be there; name one in a folder that exists")
+    if options.file and os.path.realpath(options.file) == os.path.realpath(options.output):
+        raise InputError(f"--output {options.output} would replace --file; name another file")
 
 
 def prepare(config: PredictConfig) -> tuple[Weights, Vocabulary, list[Question]]:
     """Opens the weights, and tokenizes and checks the inputs. MXNet is not imported.
 
     Raises:
-        InputError: as `find_described`, `described_tokenizer` and `questions`; too high a layer.
+        InputError: as `find_described` and `described_tokenizer`; too high a layer; naming the line, for an
+            input that is too long (unless it is to be truncated), asks for nothing, or asks for what a
+            missing head would answer.
     """
     weights = find_described(config.weights, _WEIGHTS, config.described)
     if config.layer is not None and config.layer > weights.config.layers:
         raise InputError(f"--layer {config.layer}: {weights.source} has {weights.config.layers} layers")
     settings = described_tokenizer(weights, _WEIGHTS, config.described, config.sentencepiece)
-    return weights, settings.vocabulary, questions(config, weights, settings)
-
-
-def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettings) -> list[Question]:
-    """The inputs, tokenized and checked.
-
-    Raises:
-        InputError: naming the line, for one that is too long (unless it is to be truncated), asks for
-            nothing, or asks for what a missing head would answer.
-    """
-    vocabulary = settings.vocabulary
-    tokenizer, inputs = settings.build(), config.inputs
+    vocabulary, tokenizer, inputs = settings.vocabulary, settings.build(), config.inputs
     if config.examples:
         drawn = masked_examples(config.examples, tokenizer, vocabulary, EXAMPLES)
         inputs = tuple(Input("--examples", text, answer=token) for text, token in drawn)
@@ -210,7 +224,8 @@ def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettin
                     f"{weights.source} has {weights.config.positions} positions; shorten it, or give "
                     "--truncate"
                 )
-            first, second = _truncated(first, second, most)
+            kept = truncated_pairs(np.array([len(first)]), np.array([len(second)]), most)
+            first, second = (tokens[: int(size[0])] for tokens, size in zip((first, second), kept))
             if (first + second).count(vocabulary.mask_id) < masks:
                 raise InputError(f"{asked.place}: --truncate would cut off a [MASK]; move it to the front")
         ids = [vocabulary.cls_id, *first, vocabulary.sep_id]
@@ -220,7 +235,7 @@ def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettin
             segments += [1] * (len(second) + 1)
         places = [place for place, token in enumerate(ids) if token == vocabulary.mask_id]
         made.append(Question(asked, ids, segments, places))
-    return made
+    return weights, vocabulary, made
 
 
 def _check(asked: Input, masks: int, weights: Weights) -> None:
@@ -239,14 +254,6 @@ def has_next_sentence(weights: Weights) -> bool:
     return POOLER not in weights.missing and NEXT_SENTENCE not in weights.missing
 
 
-def _truncated(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
-    """Both without tokens at their ends, always of the longer one, as Google's code shortens pairs."""
-    lengths = [len(first), len(second)]
-    while sum(lengths) > most:
-        lengths[0 if lengths[0] > lengths[1] else 1] -= 1
-    return first[: lengths[0]], second[: lengths[1]]
-
-
 def answer(
     config: PredictConfig, weights: Weights, vocabulary: Vocabulary, asked: Sequence[Question]
 ) -> Iterator[dict[str, Any]]:
@@ -261,16 +268,23 @@ def answer(
     for start in range(0, len(asked), config.batch_size):
         batch = asked[start : start + config.batch_size]
         found = predictor([Encoded(each.ids, each.segments, each.masks) for each in batch])
-        for question, probabilities in zip(batch, found):
-            first, second = question.asked.first, question.asked.second
-            follows = second is not None and has_next_sentence(weights)
-            yield {
-                "text": first,
-                "second": second,
-                "masks": [_likeliest(row, vocabulary, config.top_k) for row in probabilities.tokens],
-                "next_sentence": probabilities.next_sentence if follows else None,
-                **_true_token(question.asked.answer, probabilities.tokens, vocabulary),
+        for (asked_for, *_), (tokens, next_sentence) in zip(batch, found):
+            follows = asked_for.second is not None and has_next_sentence(weights)
+            answers: dict[str, Any] = {
+                "text": asked_for.first,
+                "second": asked_for.second,
+                "masks": [_likeliest(row, vocabulary, config.top_k) for row in tokens],
+                "next_sentence": next_sentence if follows else None,
             }
+            if asked_for.answer is not None:  # the token that stood in the place of the one [MASK]
+                own = tokens[0][asked_for.answer]
+                answers["true"] = {
+                    "token": vocabulary.tokens[asked_for.answer],
+                    "id": asked_for.answer,
+                    "probability": float(own),
+                    "rank": 1 + int((tokens[0][: len(vocabulary)] > own).sum()),  # among all
+                }
+            yield answers
 
 
 def _likeliest(probabilities: np.ndarray, vocabulary: Vocabulary, count: int) -> list[dict[str, Any]]:
@@ -280,17 +294,6 @@ def _likeliest(probabilities: np.ndarray, vocabulary: Vocabulary, count: int) ->
         {"token": vocabulary.tokens[index], "id": int(index), "probability": float(probabilities[index])}
         for index in order
     ]
-
-
-def _true_token(answer: int | None, probabilities: np.ndarray, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The token that stood in the place of the one [MASK], and its rank among all; nothing where it is not
-    known."""
-    if answer is None:
-        return {}
-    own = probabilities[0][answer]
-    rank = 1 + int((probabilities[0][: len(vocabulary)] > own).sum())
-    true = {"token": vocabulary.tokens[answer], "id": answer, "probability": float(own), "rank": rank}
-    return {"true": true}
 
 
 def embed(config: PredictConfig, weights: Weights, asked: Sequence[Question]) -> str:
@@ -376,44 +379,13 @@ def _read(path: str) -> Iterator[Input]:
         yield Input(place, sentences[0], sentences[1] if len(sentences) > 1 else None)
 
 
-def _parser() -> OptionParser:
-    parser = OptionParser(
-        prog="predict.py",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "weights",
-        type=path_name,
-        metavar=_WEIGHTS,
-        help="a run's folder, FOLDER:STEP, FOLDER:best, or weights in any format",
-    )
-    add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two; with --embed any number")
-    add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")
-    add(
-        "--examples",
-        type=path_names,
-        help=f"show {EXAMPLES} sentences of this text, one word masked in each, chosen by SHA-256 and not by "
-        "the answers; globs and folders, separated by commas",
-    )
-    table = options_in(PredictConfig)
-    add_options(add, table, "json top_k truncate batch_size operators padding")
-    add_options(parser.add_argument_group("vectors").add_argument, table, "embed pooling layer output")
-    group = parser.add_argument_group("about the weights, where the files beside them do not say it")
-    add_pretrained_options(group.add_argument)
-    add_options(group.add_argument, table, "sentencepiece")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code.
 
     Raises:
         InputError: bad input, before anything is printed.
     """
+    show_anything()
     config = parse(arguments)
     weights, vocabulary, asked = prepare(config)
     check_addresses(LOADED, ARENAS, "MXNet")
@@ -423,8 +395,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if config.embed:
         print(embed(config, weights, asked))
         return 0
+    escaped = not str(sys.stdout.encoding).lower().startswith("utf")
     for found in answer(config, weights, vocabulary, asked):
-        print(json.dumps(found, ensure_ascii=False) if config.json else "\n".join(lines(found)), flush=True)
+        print(json.dumps(found, ensure_ascii=escaped) if config.json else "\n".join(lines(found)), flush=True)
     return 0
 
 

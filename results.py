@@ -12,15 +12,15 @@ It needs neither MXNet nor a launcher.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Sequence
 
-from base.command_line import OptionParser, path_name
+from base.command_line import ScriptParser, code_of, path_name
 from base.errors import InputError
 from base.files import replacing
+from base.options import add_options, flag, option, options_in, taken
 from base.tables import Table, markdown, terminal
 from training.results.members import has_plan
 from training.results.summary import (
@@ -36,50 +36,37 @@ from training.results.tables import TABLES, find_runs, tables_of
 
 @dataclass(frozen=True)
 class Options:
-    """One command. `tables`: of TABLES, None for all that have rows. `form`: text, markdown or json. `page`:
-    the file of --html."""
+    """One command. `tables`: of TABLES, None for all that have rows."""
 
     runs: tuple[str, ...]
     tables: tuple[str, ...] | None
-    partial: bool
-    compare: bool
-    score: str | None
-    form: str
-    page: str | None
+    partial: bool = flag("show folders without results as dashes; else they are an error")
+    compare: bool = flag(
+        "compare folders of --seeds, each with one model. Rule of thumb: the same 5 seeds for each"
+    )
+    score: str | None = option(
+        "compare by this score (default: the one that decides for the task)", metavar="NAME"
+    )
+    markdown: bool = flag("print Markdown")
+    json: bool = flag("print JSON: every value, null where there is none")
+    html: str | None = option(
+        "also write a page: the tables, the runs' metrics laid over each other, scores over seeds",
+        path_name,
+        "FILE",
+    )
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """The options, checked by themselves. Raises InputError."""
-    parser = OptionParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=path_name, metavar="RUN", help="folders of runs")
-    add(
+    parser = ScriptParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=path_name, metavar="RUN", help="folders of runs")
+    parser.add_argument(
         "--table",
         metavar="NAME,...",
         help=f"these tables alone, in this order: {', '.join(TABLES)} (default: those that have rows; that "
         "of single runs where one has not finished)",
     )
-    add(
-        "--partial",
-        action="store_true",
-        help="show folders without results as dashes; else they are an error",
-    )
-    add(
-        "--compare",
-        action="store_true",
-        help="compare folders of --seeds, each with one model. Rule of thumb: the same 5 seeds for each",
-    )
-    add("--score", metavar="NAME", help="compare by this score (default: the one that decides for the task)")
-    add("--markdown", action="store_true", help="print Markdown")
-    add("--json", action="store_true", help="print JSON: every value, null where there is none")
-    add(
-        "--html",
-        type=path_name,
-        metavar="FILE",
-        help="also write a page: the tables, the runs' metrics laid over each other, scores over seeds",
-    )
+    add_options(parser.add_argument, options_in(Options), "partial compare score markdown json html")
     given = parser.parse_args(argv)
     if given.markdown and given.json:
         raise InputError("--markdown and --json exclude each other")
@@ -93,26 +80,25 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     unknown = [name for name in tables or () if name not in TABLES]
     if unknown:
         raise InputError(f"--table {unknown[0]}: there are {', '.join(TABLES)}")
-    form = "json" if given.json else "markdown" if given.markdown else "text"
-    return Options(tuple(given.runs), tables, given.partial, given.compare, given.score, form, given.html)
+    return taken(Options, given, runs=tuple(given.runs), tables=tables)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(argv)
     content, tables, members, folders = _comparison(options) if options.compare else _tables(options)
-    if options.page is not None:
+    if options.html is not None:
         from training.results.page import page_of  # what reads metrics and draws, for this option alone
 
         text = page_of(tables, folders, members, options.score)
         try:
-            with replacing(options.page) as file:
+            with replacing(options.html) as file:
                 file.write(text.encode())
         except OSError as error:
-            raise InputError(f"--html {options.page}: cannot be written: {error.strerror}") from error
-    if options.form == "json":
+            raise InputError(f"--html {options.html}: cannot be written: {error.strerror}") from error
+    if options.json:
         print(json.dumps(content, indent=1, allow_nan=False))
     else:
-        show = markdown if options.form == "markdown" else terminal
+        show = markdown if options.markdown else terminal
         print("\n\n".join(show(each).rstrip() for each in tables))
     return 0
 
@@ -150,9 +136,7 @@ def _comparison(options: Options) -> _Found:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(code_of(main))
     except InputError as error:
         print(f"results.py: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # head has seen enough
-        sys.exit(0)

@@ -13,7 +13,6 @@ from base.errors import explain_missing
 if __name__ == "__main__":
     explain_missing()  # a library that is not installed
 
-import argparse
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, path_names, whole
+from base.command_line import ScriptParser, path_name, path_names, show_anything, whole
 from base.errors import InputError
 from base.files import replacing
 from base.memory import ARENAS, LOADED, check_addresses
@@ -50,10 +49,10 @@ from data.minimal_pairs import (
     to_score,
     tokens_in,
 )
-from data.tokenizing.tokenizer import TokenizerSettings, lists_of
+from data.tokenizing.tokenizer import lists_of
 from data.tokenizing.vocab import Vocabulary
 from training.entry import exit_code
-from training.pretrained_options import (
+from training.start.pretrained import (
     PretrainedConfig,
     add_pretrained_options,
     described_tokenizer,
@@ -63,7 +62,7 @@ from training.pretrained_options import (
 
 _WEIGHTS, _PAIRS = "WEIGHTS", "PAIRS"
 _EPILOG = """WEIGHTS are recognised by their content, as predict.py does. PAIRS are BLiMP's folder of *.jsonl,
-or .jsonl, .tsv and .csv files, also packed by gzip, with the columns sentence_good, sentence_bad, UID and
+or .jsonl, .tsv and .csv files, also packed, with the columns sentence_good, sentence_bad, UID and
 linguistics_term. docs/score.md is the guide."""
 
 
@@ -119,16 +118,32 @@ class Judged:
 
 def parse(arguments: Sequence[str] | None) -> ScoreConfig:
     """The command line. Raises InputError, also for files that cannot be read or written."""
-    options = _parser().parse_intermixed_args(arguments)
+    parser = ScriptParser(
+        prog="score.py",
+        description=__doc__,
+        epilog=_EPILOG,
+    )
+    text = "a run's folder, FOLDER:STEP, or weights in any format"
+    parser.add_argument("weights", type=path_name, metavar=_WEIGHTS, help=text)
+    text = "files, folders and patterns"
+    parser.add_argument("pairs", type=path_names, metavar=_PAIRS, nargs="+", help=text)
+    table = options_in(ScoreConfig)
+    add_options(parser.add_argument, table, "metric json plot batch_tokens dtype operators")
+    group = parser.add_argument_group("about the weights, where the files beside them do not say it")
+    add_pretrained_options(group.add_argument)
+    add_options(group.add_argument, table, "sentencepiece")
+    options = parser.parse_intermixed_args(arguments)
     if options.vocab and options.sentencepiece:
         raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
+    files = tuple(pair_files(",".join(options.pairs), _PAIRS))
     for name in ("json", "plot"):
         path = getattr(options, name)
         if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
             raise InputError(f"--{name} {path}: no file can be there; name a file in a folder that exists")
+        if path is not None and os.path.realpath(path) in map(os.path.realpath, files):
+            raise InputError(f"--{name} {path} would replace one of {_PAIRS}; name another file")
     if options.plot is not None and not options.plot.lower().endswith(".png"):
         raise InputError(f"--plot {options.plot}: the picture is a PNG; name it so")
-    files = tuple(pair_files(",".join(options.pairs), _PAIRS))
     return taken(ScoreConfig, options, pairs=files, described=pretrained_config(options))
 
 
@@ -145,12 +160,6 @@ def prepare(config: ScoreConfig) -> tuple[Weights, Vocabulary, Judged]:
         raise InputError(f"{_WEIGHTS}: scores need the {MASKED_LM}, which {weights.source} lacks")
     settings = described_tokenizer(weights, _WEIGHTS, config.described, config.sentencepiece)
     pairs = read_pairs(config.pairs, _PAIRS)
-    return weights, settings.vocabulary, _judged(config, weights, settings, pairs)
-
-
-def _judged(
-    config: ScoreConfig, weights: Weights, settings: TokenizerSettings, pairs: Sequence[MinimalPair]
-) -> Judged:
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = [tuple(ids) for ids in lists_of(*settings.build().encode(texts))]
     most = weights.config.positions - 2
@@ -168,7 +177,8 @@ def _judged(
     order = np.array([numbers[ids] for ids in encoded])
     sentences = [to_score(ids, settings.vocabulary, config.metric) for ids in numbers]
     unknown = sum(ids.count(settings.vocabulary.unk_id) for ids in encoded)
-    return Judged(pairs, sentences, order[::2], order[1::2], unknown, sum(map(len, encoded)))
+    judged = Judged(pairs, sentences, order[::2], order[1::2], unknown, sum(map(len, encoded)))
+    return weights, settings.vocabulary, judged
 
 
 def scores(config: ScoreConfig, weights: Weights, vocabulary: Vocabulary, judged: Judged) -> np.ndarray:
@@ -264,36 +274,13 @@ def _error(each: Accuracy, places: int) -> str:
     return EMPTY if math.isnan(each.error) else f"{100 * each.error:.{places}f}"
 
 
-def _parser() -> OptionParser:
-    parser = OptionParser(
-        prog="score.py",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "weights",
-        type=path_name,
-        metavar=_WEIGHTS,
-        help="a run's folder, FOLDER:STEP, or weights in any format",
-    )
-    add("pairs", type=path_names, metavar=_PAIRS, nargs="+", help="files, folders and patterns")
-    table = options_in(ScoreConfig)
-    add_options(add, table, "metric json plot batch_tokens dtype operators")
-    group = parser.add_argument_group("about the weights, where the files beside them do not say it")
-    add_pretrained_options(group.add_argument)
-    add_options(group.add_argument, table, "sentencepiece")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code.
 
     Raises:
         InputError: bad input, before anything is printed.
     """
+    show_anything()
     config = parse(arguments)
     weights, vocabulary, judged = prepare(config)
     check_addresses(LOADED, ARENAS, "MXNet")
@@ -306,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not np.isfinite(found).all():
         raise InputError(f"{_WEIGHTS} {weights.source}: a score is not finite in {config.dtype}")
     results = accuracies(judged.pairs, found[judged.good], found[judged.bad])
+    print("\n".join(lines(judged, results, seconds)), flush=True)  # whatever becomes of the files
     if config.json is not None:
         with replacing(config.json) as file:
             content = json.dumps(report(config, weights, judged, results, seconds), indent=1, allow_nan=False)
@@ -313,7 +301,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if config.plot is not None:
         title = f"{config.weights}: mean of {len(results.groups)} groups "
         draw_accuracies(config.plot, title + f"{100 * results.mean_of_groups.accuracy:.1f} %", results)
-    print("\n".join(lines(judged, results, seconds)))
     return 0
 
 

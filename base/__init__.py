@@ -19,7 +19,7 @@ workers       a function called on many jobs at once, in worker processes
 control_groups  limits of the control groups that this process is in
 memory        memory that processes can still take here
 notify        a command of the user's that hears what becomes of a run
-failures      notes that failing ranks leave for their launcher
+failures      notes, and a checkpoint in memory, that failing ranks leave for their launcher
 launchers     places of processes as launchers announce them
 threads       the number of threads for MXNet in a process
 student       t-tests, and Holm's correction for many of them

@@ -1,14 +1,15 @@
-"""Claims of a folder, or of anything that a file stands for: one process has it, and others say who that is.
+"""Locks on folders (or on anything that a file stands for) that work between hosts: one process has the lock,
+and the others can name it.
 
-The holder writes a file with its host, process and beginning, keeps an exclusive lock on it, and touches it
-every few seconds. A claim ends with its holder, however that ends:
+The owner writes a file with its host, process and start time, keeps an exclusive kernel lock on it, and
+touches it every few seconds. The lock is free again when the owner has ended, however that happened:
 
-    same host       the kernel has the lock: a claim of a killed process is free at once, also in a container
-    another host,   the lock may reach there or not, and the file's time may come from any clock: whoever
-    or no locks     wants the claim watches the file, and it is free when it was not touched for PATIENCE
-                    seconds, or by the file system's own clock for LONG_AGO
+    same host       the kernel releases it at once, also where the process was killed or ran in a container
+    another host,   the kernel lock may not be visible, and clocks may differ: whoever wants the lock watches
+    or no locks     the file, and it is free when it was not touched for PATIENCE seconds, or for LONG_AGO by
+                    the file system's own clock
 
-A holder that was stopped for so long, and goes on, sees within a BEAT that its file is another's.
+An owner that was stopped for so long, and continues, sees within a BEAT that its file is another's.
 Linux only.
 """
 

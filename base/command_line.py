@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import select
+import signal
 import sys
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence, TypeVar
 
@@ -76,16 +78,49 @@ class OptionParser(argparse.ArgumentParser):
         raise InputError(f"{one_line(message)} (--help lists the options)")
 
 
-class CommandParser(OptionParser):
-    """Ends the process with exit code 2 and one line, which begins with `name`. The description keeps its
-    lines, options are not abbreviated."""
+class ScriptParser(OptionParser):
+    """Keeps the lines of description and epilog; options are not abbreviated."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+
+
+class CommandParser(ScriptParser):
+    """Ends the process with exit code 2 and one line, which begins with `name`."""
 
     def __init__(self, name: str, **keywords: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+        super().__init__(**keywords)
         self.name = name
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.name}: {one_line(message)}\n")
+
+
+def show_anything() -> None:
+    """Has standard output escape what its encoding lacks: names of tokens and files hold anything."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def code_of(command: Callable[[], int]) -> int:
+    """Runs a command until its output is written; returns its exit code, SIGPIPE's where whoever reads the
+    output, such as `head`, has seen enough."""
+    try:
+        try:
+            return command()
+        finally:
+            if sys.stdout:  # None where the shell has closed it
+                sys.stdout.flush()
+    except BrokenPipeError:
+        streams = select.poll()
+        streams.register(1, 0)
+        streams.register(2, 0)
+        left = [number for number, event in streams.poll(0) if event & select.POLLERR]
+        if not left:
+            raise  # of another pipe
+        for number in left:  # what is still buffered must not raise once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        return 128 + signal.SIGPIPE
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

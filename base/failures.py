@@ -1,5 +1,6 @@
 """Notes that failing ranks leave for their launcher, which decides by them about a restart: a small file of
-JSON for each rank, whole or not there. Standard library only.
+JSON for each rank, whole or not there. And the place, in a host's memory, of a checkpoint that the disk did
+not take. Standard library only.
 
 hosts/launch.py names the folder in RUN_FAILURES; without it nothing is written. Where a process ends without
 a note, killed by a signal for example, its exit code decides.
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import socket
+import stat
 from dataclasses import asdict, dataclass, replace
 from typing import Mapping
 
@@ -29,6 +32,7 @@ MISSING = "missing host"  # another rank did not answer, or had ended
 PASSING = "passing"  # another failure of the exchange between ranks
 MAY_PASS = (DISK, MISSING, PASSING)
 KINDS = (BAD_OPTION, FAILED, *MAY_PASS)
+MEMORY = "/dev/shm"
 _MOST_BYTES = 1 << 16
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 _NETWORK = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
@@ -92,3 +96,20 @@ def read(folder: str) -> dict[int, Note]:
                     note = replace(note, message=one_line(note.message))
                     notes.append((entry.stat().st_mtime_ns, note))
     return {note.rank: note for _, note in sorted(notes, key=lambda each: each[0])}
+
+
+def memory_of(ckpt_dir: str) -> str:
+    """The folder in this host's memory for a checkpoint that the disk did not take."""
+    name = hashlib.sha256(os.path.realpath(ckpt_dir).encode()).hexdigest()[:16]
+    return os.path.join(MEMORY, f"checkpoint-{os.geteuid()}-{name}")
+
+
+def kept_in_memory(ckpt_dir: str) -> str | None:
+    """That folder where it is there, and not somebody else's, who may write there what they like."""
+    folder = memory_of(ckpt_dir)
+    try:
+        there = os.lstat(folder)
+    except OSError:
+        return None
+    own = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid() and not there.st_mode & 0o077
+    return folder if own else None

@@ -100,9 +100,13 @@ def sync_directory(path: str) -> None:
 def sha256_of(path: str) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
-    with open(path, "rb") as handle:
-        for block in iter(lambda: handle.read(_BLOCK), b""):
-            digest.update(block)
+    try:
+        with open(path, "rb") as handle:
+            for block in iter(lambda: handle.read(_BLOCK), b""):
+                digest.update(block)
+    except OSError as error:
+        error.filename = path  # the error of a read names no file
+        raise
     return digest.hexdigest()
 
 

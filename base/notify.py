@@ -21,7 +21,7 @@ LIMIT = 60  # seconds
 
 
 def appoint(command: str | None) -> None:
-    """Has `tell` start this command in this process, if it is rank 0 of a run."""
+    """Sets the command that `tell` starts, if this process is rank 0 of a run."""
     if command and launched_rank(os.environ) == 0:
         os.environ[COMMAND] = command
 

@@ -48,6 +48,14 @@ def _words(path: Path) -> list[str]:
         return []
 
 
+def signal_name(number: int) -> str:
+    """A signal's name; its number where Python has none, as for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def run_in_session(command: Sequence[str], environ: Mapping[str, str], limit: float) -> tuple[int, str]:
     """Runs a program in a session of its own, so that signals of the terminal do not reach it.
 

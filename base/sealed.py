@@ -38,8 +38,8 @@ class Seal:
         Args:
             label: name and version of the protocol.
             is_caller: this end has connected to the other.
-            hurried: the caller sends its first frame before it knows the other end's nonce, which that frame
-                lacks: whoever sends it a second time must be rejected by what it says. Both ends alike.
+            hurried: the caller sends its first frame without waiting for the other end's nonce. Nothing in
+                that frame's HMAC then tells a repetition from it: its content must. The same on both ends.
         """
         self.greeting = secrets.token_bytes(_NONCE_BYTES)
         self._token, self._label, self._is_caller, self._hurried = token, label, is_caller, hurried

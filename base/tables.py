@@ -1,4 +1,4 @@
-"""A table once, shown in a terminal or in Markdown; base.page has it as HTML."""
+"""A table, shown in a terminal or in Markdown; base.page makes HTML of it."""
 
 from __future__ import annotations
 

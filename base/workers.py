@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Callable, Generator, Sequence
 
 from base.errors import InputError
-from base.processes import end_with_parent
+from base.processes import end_with_parent, signal_name
 
 JOBS_AHEAD = 2  # jobs a worker that are under way or done and not yet taken
 _BOOT = (
@@ -129,7 +129,7 @@ class _Worker:
         code = self._process.wait()
         what = f"with exit code {code}"
         if code < 0:
-            what = f"by {signal.Signals(-code).name}"
+            what = f"by {signal_name(-code)}"
         if code == -signal.SIGKILL:
             what += " (killed from outside; if the memory ran out, give a smaller --num_workers)"
         return WorkerCrash(f"{self._name or 'start-up'}: its worker process ended {what}")
@@ -164,5 +164,6 @@ def _answer(call: Callable[[Any], Any], name: str, job: Any) -> Any:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return WorkerCrash(f"{name}: its worker needs more memory than it may have")
         if isinstance(error, OSError):
-            return OSError(error.errno, error.strerror, error.filename)
+            known = (error.errno, error.strerror, error.filename)
+            return OSError(str(error)) if error.errno is None else OSError(*known)  # a library's own words
         return RuntimeError(f"a worker failed on {name}:\n{traceback.format_exc()}")

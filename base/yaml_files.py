@@ -46,4 +46,7 @@ def scalar(node: Any) -> Any:
 
     if node.tag.rpartition(":")[2] not in ("null", "bool", "int", "float", "str"):
         raise ValueError(node.tag)
-    return yaml.SafeLoader("").construct_document(node)
+    try:
+        return yaml.SafeLoader("").construct_document(node)
+    except (KeyError, IndexError) as error:  # of PyYAML, for !!bool maybe and !!int ""
+        raise ValueError(node.tag) from error

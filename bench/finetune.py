@@ -98,7 +98,7 @@ from data.text.sentences import split_sentences
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
 from tasks.seeds import FEWEST_SEEDS, compare_models, summarize
-from tasks.squad.examples import Asked, EvaluationWindows, Scoring
+from tasks.squad.examples import Asked, EvaluationWindows
 from training.entry import exit_code
 
 SIZES = WindowSettings()  # Google's: 384, 128, 64
@@ -112,11 +112,9 @@ WARM_UPS = 1
 
 
 def prepare(options: argparse.Namespace, folder: str) -> tuple[Settings, Asked, dict[str, int], str]:
-    """Writes model, settings and batches into `folder`. Raises InputError for files that cannot be used.
-
-    Returns:
-        The settings, what is evaluated on, the tokens of each case without padding, and the sizes for people.
-    """
+    """Writes model, settings and batches into `folder`; returns the settings, what is evaluated on, the
+    tokens of each case without padding, and the sizes for people. Raises InputError for files that cannot be
+    used."""
     weights = open_weights(options.weights, "--weights") if options.weights else None
     files = options.train_file, options.dev_file
     if weights is None or not options.train_file:
@@ -140,16 +138,16 @@ def prepare(options: argparse.Namespace, folder: str) -> tuple[Settings, Asked, 
     windows = make_windows(asked, tokenizer, SIZES)
     evaluation = by_length(windows.lengths, EVALUATED, partial(collate, windows))
     write_batches(folder, EVALUATION, [each._asdict() for each in evaluation])
-    taught, seeds, num_steps = make_windows(train, tokenizer, SIZES, training=True), range(options.seeds), 0
-    for seed in seeds:  # by length, in an order of the seed
+    taught = make_windows(train, tokenizer, SIZES, training=True)
+    for seed in range(options.seeds):  # by length, in an order of the seed
         order = TrainingOrder(taught.lengths, min(BATCH, len(taught)), seed, 0, 1, GROUPING)
         num_steps = order.num_steps(options.epochs)
         batches = [collate(taught, *order.micro_batches(step)[0]) for step in range(num_steps)]
         write_batches(folder, training_name(seed), [each._asdict() for each in batches])
-    settings = Settings(num_steps, list(seeds), options.lr, options.dropout)
+    settings = Settings(num_steps, list(range(options.seeds)), options.lr, options.dropout)
     write_settings(folder, settings)
     tokens = write_cases(folder, train, taught, tokenizer)
-    articles = [len(np.unique(each.article_of)) for each in (train, asked)]
+    articles = (len(np.unique(each.article_of)) for each in (train, asked))
     said = [f"{count} article{'s' if count != 1 else ''}" for count in articles]
     sizes = (
         f"{weights.config.description}; {len(train)} questions of {said[0]} to train on, {num_steps} steps "
@@ -203,14 +201,19 @@ def write_cases(
         return by_length(lengths, batch_size, lambda rows, padded: collate(windows, chosen[rows], padded))
 
     full = full_windows((FULL_BATCH, SIZES.max_seq_length), len(tokenizer.vocabulary), generator)
-    chosen = drawn(len(train), STEPS * PAIR_BATCH)
-    pairs = featurize(_pairs(train, chosen.tolist(), generator), tokenizer, PAIR_TOKENS)
+    # Questions with a sentence of their context, as in QNLI; no figure depends on their labels.
+    numbers = drawn(len(train), STEPS * PAIR_BATCH).tolist()
+    sentences = [list(split_sentences(train.contexts[train.context_of[number]])) for number in numbers]
+    second = [each[int(generator.integers(len(each)))] for each in sentences]
+    labels = np.arange(len(numbers), dtype=np.int32) % 2
+    examples = Examples("pairs", [train.texts[number] for number in numbers], second, labels, [])
+    pairs = featurize(examples, tokenizer, PAIR_TOKENS)
     cases = {
         FULL: [full],
         FULL_ANSWERS: STEPS * [full],
         WINDOWS: sample(BATCH),
         ANSWERS: sample(EVALUATED),
-        PAIRS: by_length(pairs.lengths(), PAIR_BATCH, pairs.collate),
+        PAIRS: by_length(pairs.lengths, PAIR_BATCH, pairs.collate),
     }
     for name, batches in cases.items():
         write_batches(folder, name, [each._asdict() for each in batches])
@@ -222,20 +225,6 @@ def full_windows(shape: tuple[int, int], vocab_size: int, generator: np.random.G
     ids = generator.integers(len(SPECIAL_TOKENS), vocab_size, shape, np.int32)
     none = np.zeros(shape[0], np.int32)
     return QuestionBatch(ids, np.zeros_like(ids), none + shape[1], none, none, none.astype(np.int64))
-
-
-def _pairs(train: Questions, chosen: Sequence[int], generator: np.random.Generator) -> Examples:
-    """Questions with a sentence of their context, as in QNLI; the label says whether it holds the answer."""
-    second, labels = [], []
-    for number in chosen:
-        sentences = list(split_sentences(train.contexts[train.context_of[number]]))
-        sentence = sentences[int(generator.integers(len(sentences)))]
-        answer = train.answer(number)
-        second.append(sentence)
-        labels.append(int(not (answer and answer in sentence)))
-    names = [str(number) for number in range(len(second))]
-    first = [train.texts[number] for number in chosen]
-    return Examples("pairs", first, second, np.array(labels, np.int32), names)
 
 
 def random_weights(model: str, vocabulary: Sequence[str], seed: int = 0, heads: bool = False) -> Weights:
@@ -272,19 +261,19 @@ def measure_scores(
 ) -> dict[str, dict[str, dict[int, float]]]:
     """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
     found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
-    scoring = Scoring(AnswerSettings(version_2=asked.questions.version_2), 0.0, folder)
+    answers = AnswerSettings(version_2=asked.questions.version_2)
     batches = [QuestionBatch(**batch) for batch in read_batches(folder, EVALUATION)]
     for seed in settings.seeds:
         for key in in_turns(contestants.keys, seed):
             taken = contestants.step(key, LIMIT, training_name(seed))
             if taken is None:
                 continue
-            collector = EvaluationWindows(asked, scoring).collector()
+            collector = EvaluationWindows(asked, answers, folder).collector()
             for batch, written in zip(batches, read_batches(folder, logits_name(key, seed))):
                 collector.add(batch, [written["logits"]])
             scores: dict[str, Any] = collector.scores(collector.arrays())
-            for name in SCORES:
-                found[name].setdefault(key, {})[seed] = scores[name]
+            for name, of_contestants in found.items():
+                of_contestants.setdefault(key, {})[seed] = scores[name]
             note(
                 f"  seed {seed}, {TITLES[key]}: F1 {scores['f1']:.2f}, EM {scores['exact_match']:.2f}, "
                 f"loss {taken['loss']:.3f}, {taken['seconds']:.1f} s"
@@ -295,18 +284,18 @@ def measure_scores(
 def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of each case, by contestant, in every round; the peer's cases with short padding are
     contestants of their own."""
+
+    def take(name: str, key: str, number: int) -> float | None:
+        contestant, short, _ = key.partition(SHORT)
+        answered = contestants.step(contestant, LIMIT, name + short)
+        return None if answered is None else answered["seconds"]
+
     found = {}
     for name in CASES:
         keys = contestants.keys
         if TORCH in keys and name not in WITHOUT_PADDING:
             keys.append(TORCH + SHORT)
-
-        def take(key: str, number: int, name: str = name) -> float | None:
-            contestant, short, _ = key.partition(SHORT)
-            answered = contestants.step(contestant, LIMIT, name + short)
-            return None if answered is None else answered["seconds"]
-
-        found[name] = take_rounds(keys, rounds, take, WARM_UPS)
+        found[name] = take_rounds(keys, rounds, partial(take, name), WARM_UPS)
     return found
 
 
@@ -391,10 +380,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scores: Mapping[str, Any] = {}
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
-            with Contestants() as contestants:
+            with Contestants(options.torch_python) as contestants:
                 for key in (OURS, TORCH):
                     name, words = f"{TITLES[key]} ({dtype})", ["finetune", folder, dtype]
-                    contestants.start(key, name, MODULES[key], words, options.torch_python)
+                    contestants.start(key, name, MODULES[key], words)
                 if dtype == (options.score_dtype or dtypes[0]):
                     first = {key: contestants.step(key, LIMIT, LOSSES) for key in contestants.keys}
                     losses = {key: each["losses"] for key, each in first.items() if each is not None}

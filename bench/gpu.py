@@ -23,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -144,10 +145,10 @@ def precision(work: Work) -> list[Result]:
     results = []
     for model in work.models:
         both = [work.take_steps(model, dtype, 1) for dtype in ("float32", work.low)]
-        short = next((seen["out_of_memory"] for seen in both if "out_of_memory" in seen), None)
         name = f"{model}, {work.low} against float32"
-        if short:
-            results.append(Result("precision", name, f"out of memory: {short}", False))
+        lacks = [seen["out_of_memory"] for seen in both if "out_of_memory" in seen]
+        if lacks:
+            results.append(Result("precision", name, f"out of memory: {lacks[0]}", False))
             continue
         exact, low = (np.array(seen["losses"]) for seen in both)
         applied = both[1]["skipped"] < work.steps // 2
@@ -164,18 +165,16 @@ def precision(work: Work) -> list[Result]:
 def speed(work: Work) -> list[Result]:
     """Throughput and memory. What does not fit into the device is no failure, if it is said."""
     results = []
-    for model in work.models:
-        for dtype in ("float32", work.low):
-            for accumulate in ACCUMULATE:
-                seen = work.take_steps(model, dtype, accumulate)
-                text = (
-                    f"out of memory: {seen['out_of_memory']}"
-                    if "out_of_memory" in seen
-                    else f"{seen['step_s'] * 1e3:.1f} ms, {seen['sequences_per_s']:.1f} sequences/s, "
-                    f"{seen['bytes'] / 2**30:.2f} GiB"
-                )
-                what = f"{model}, {dtype}, {accumulate} x {work.rows} x {work.length}"
-                results.append(Result("speed", what, text, True))
+    for model, dtype, accumulate in product(work.models, ("float32", work.low), ACCUMULATE):
+        seen = work.take_steps(model, dtype, accumulate)
+        text = (
+            f"out of memory: {seen['out_of_memory']}"
+            if "out_of_memory" in seen
+            else f"{seen['step_s'] * 1e3:.1f} ms, {seen['sequences_per_s']:.1f} sequences/s, "
+            f"{seen['bytes'] / 2**30:.2f} GiB"
+        )
+        what = f"{model}, {dtype}, {accumulate} x {work.rows} x {work.length}"
+        results.append(Result("speed", what, text, True))
     return results
 
 
@@ -186,72 +185,77 @@ def memory(work: Work) -> list[Result]:
     return [Result("memory", "more than there is", said or "no error", said is not None)]
 
 
-def launch(work: Work, backend: str, command: Sequence[str], folder: Path) -> None:
-    """Runs a command with a rank on each GPU. Failed where it does not end well."""
-    hosts = folder / "hosts"
-    hosts.write_text(f"localhost slots={work.ranks}\n", encoding="utf-8")
-    launcher = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", backend]
-    options = ["--hostfile", str(hosts), "--max_restarts", "0", "--"]
+def launched(work: Work, command: Callable[[str, Path], Sequence[object]]) -> Iterator[tuple[str, Path]]:
+    """Runs the `command` of each backend and a folder of its own with a rank on each GPU; gives both. Failed
+    where it does not end well."""
     more = {"RANKS_DEVICE": work.device, "OMP_NUM_THREADS": "1"}
-    started([*launcher, *options, sys.executable, *command], more)
+    for backend in BACKENDS:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            hosts = folder / "hosts"
+            hosts.write_text(f"localhost slots={work.ranks}\n", encoding="utf-8")
+            launcher = [ROOT / "hosts" / "launch.py", "--backend", backend, "--hostfile", hosts]
+            words = [*launcher, "--max_restarts", 0, "--", sys.executable, *command(backend, folder)]
+            started([sys.executable, *map(str, words)], more)
+            yield backend, folder
 
 
 def backends(work: Work) -> list[Result]:
     """The training scripts of both backends, from the same seed, on the same random tokens."""
-    results, curves = [], {}
-    for backend in BACKENDS:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            options = {
-                "ckpt_dir": folder / "ckpt", "dummy_data_len": work.length, "max_seq_length": work.length,
-                "model": work.models[0], "batch_size": work.rows * work.ranks, "num_steps": work.steps,
-                "log_interval": 1, "lr": 0.001, "dropout": 0,
-            }  # fmt: skip
-            words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-            script = [str(ROOT / f"run_pretraining_{backend}.py"), *words]
-            launch(work, backend, script, folder)
-            seen = read_json_lines(str(folder / "ckpt" / "metrics.jsonl"))
-        curves[backend] = np.array([row["mlm_loss"] for row in seen if "mlm_loss" in row])
+
+    def script(backend: str, folder: Path) -> list[object]:
+        options = {
+            "ckpt_dir": folder / "ckpt", "dummy_data_len": work.length, "max_seq_length": work.length,
+            "model": work.models[0], "batch_size": work.rows, "num_steps": work.steps,
+            "log_interval": 1, "lr": 0.001, "dropout": 0,
+        }  # fmt: skip
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return [ROOT / f"run_pretraining_{backend}.py", *words]
+
+    results, curves = [], []
+    for backend, folder in launched(work, script):
+        seen = read_json_lines(str(folder / "ckpt" / "metrics.jsonl"))
+        curve = np.array([row["mlm_loss"] for row in seen if "mlm_loss" in row])
         rate = float(np.median([row["sequences_per_s"] for row in seen if "sequences_per_s" in row]))
-        text = f"{len(curves[backend])} steps, loss {curves[backend][-1]:.4f}, {rate:.1f} sequences/s"
-        good = bool(np.isfinite(curves[backend]).all()) and len(curves[backend]) == work.steps
+        text = f"{len(curve)} steps, loss {curve[-1]:.4f}, {rate:.1f} sequences/s"
+        good = bool(np.isfinite(curve).all()) and len(curve) == work.steps
         results.append(Result("backends", f"{backend}, {work.ranks} ranks, {work.models[0]}", text, good))
-    first, second = curves.values()
-    same = len(first) == len(second)
-    apart = float(np.max(np.abs(first - second) / first)) if same else float("inf")
+        curves.append(curve)
+    first, second = curves
+    apart = float(np.max(np.abs(first - second) / first)) if len(first) == len(second) else float("inf")
     good = apart <= BACKENDS_TOLERANCE
     return [*results, Result("backends", "hvd against byteps", f"losses {apart:.3%} apart", good)]
 
 
 def contract(work: Work) -> list[Result]:
     """The checks of tests/comm/contract_worker.py over both backends."""
+
+    def script(backend: str, folder: Path) -> list[object]:
+        return [ROOT / "tests/comm/contract_worker.py", BACKENDS[backend], folder]
+
     results = []
-    for backend, name in BACKENDS.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            launch(work, backend, [str(ROOT / "tests/comm/contract_worker.py"), name, scratch], folder)
-            files = sorted(folder.glob("*.jsonl"))
-            records = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+    for backend, folder in launched(work, script):
+        files = sorted(folder.glob("*.jsonl"))
+        records = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
         wrong = sorted({record["check"] for record in records if record["error"] is not None})
-        text = f"{len(records)} checks on {len(files)} ranks" + (
-            f", failed: {', '.join(wrong)}" if wrong else ""
-        )
+        failed = f", failed: {', '.join(wrong)}" if wrong else ""
+        text = f"{len(records)} checks on {len(files)} ranks{failed}"
         results.append(Result("contract", backend, text, not wrong and len(files) == work.ranks))
     return results
 
 
 def equality(work: Work) -> list[Result]:
     """The runs of tests/comm/equality_worker.py over both backends."""
+
+    def script(backend: str, folder: Path) -> list[object]:
+        return [ROOT / "tests/comm/equality_worker.py", BACKENDS[backend], folder, work.ranks]
+
     results, of_backends = [], []
-    for backend, name in BACKENDS.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            worker = str(ROOT / "tests/comm/equality_worker.py")
-            launch(work, backend, [worker, name, scratch, str(work.ranks)], folder)
-            ends = []
-            for rank in range(work.ranks):
-                with np.load(folder / f"{rank}.accumulate-1.parameters.npz", allow_pickle=False) as file:
-                    ends.append({key: file[key] for key in file.files})
+    for backend, folder in launched(work, script):
+        ends = []
+        for rank in range(work.ranks):
+            with np.load(folder / f"{rank}.accumulate-1.parameters.npz", allow_pickle=False) as file:
+                ends.append(dict(file))
         same = all(np.array_equal(ends[0][key], end[key]) for end in ends for key in ends[0])
         text = "the same bits on all ranks" if same else "ranks have drifted apart"
         results.append(Result("equality", f"{backend}, {work.ranks} ranks", text, same))

@@ -21,7 +21,7 @@ from typing import Any, Mapping, NamedTuple
 import mxnet as mx
 import numpy as np
 
-from base.errors import is_out_of_memory
+from base.errors import lack_of_memory
 from base.memory import peak_of
 from bench.ours import Kind, Network, pretraining_step
 from bench.work import VOCABULARY
@@ -133,10 +133,10 @@ def answer(what: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         take = pretraining_step(network, sizes.accumulate, scaler)
         return steps(take, scaler, sizes, device)
     except (mx.MXNetError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        lack = lack_of_memory(error)
+        if not lack:
             raise
-        lines = [line.strip() for line in str(error).splitlines() if is_out_of_memory(MemoryError(line))]
-        return {"out_of_memory": lines[-1] if lines else type(error).__name__}
+        return {"out_of_memory": lack}
 
 
 if __name__ == "__main__":

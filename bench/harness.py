@@ -10,11 +10,10 @@ import signal
 import statistics
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any, Callable, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base import machine
-from base.command_line import OptionParser, path_name, path_names
+from base.command_line import ScriptParser, path_name, path_names
 from base.errors import InputError
 from base.files import replacing
 from base.threads import set_threads
@@ -93,15 +92,11 @@ def note(text: str) -> None:
 
 def end_at(*numbers: int) -> None:
     """Has these signals end this process by SystemExit, and with it all that its `with` blocks hold."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
     for number in numbers:
-        signal.signal(number, leave)
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
 
 
-class Measurement(OptionParser):
+class Measurement(ScriptParser):
     """The command line of `python -m bench.NAME`, described by its module's text, with the options --quick,
     which here means `quick`, and --json FILE (without `writes`: --json, which prints)."""
 
@@ -109,8 +104,6 @@ class Measurement(OptionParser):
         super().__init__(
             prog=f"python -m bench.{name}",
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         self._values: dict[str, tuple[Any, Any]] = {}
         self.add_argument("--quick", action="store_true", help=f"does everything run? ({quick})")
@@ -142,11 +135,18 @@ class Measurement(OptionParser):
         """Gives every option that was left out (None) its value. What is named on the command line stays.
 
         Raises:
-            InputError: of contestants, the interpreter that is named does not exist.
+            InputError: no file can be where --json or --plot has one; of contestants, the interpreter that is
+                named does not exist.
         """
         for name, values in self._values.items():
             if getattr(options, name) is None:
                 setattr(options, name, values[options.quick])
+        for name in ("json", "plot"):
+            path = getattr(options, name, None)
+            if not isinstance(path, str):  # left out, or a --json that prints
+                continue
+            if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):
+                self.error(f"--{name} {path}: no file can be there; name a file in a folder that exists")
         if hasattr(options, "torch_python"):
             try:
                 options.torch_python = find_torch_python(options.torch_python, os.environ)

@@ -28,7 +28,6 @@ from base.tables import Row, Table, terminal
 from bench.finetune import full_windows, random_weights
 from bench.harness import Measurement, begin, finish, ratio_shown, take_rounds, to_ours
 from bench.trainings import (
-    LATENCY,
     LIMIT,
     MODEL,
     MODULES,
@@ -43,8 +42,6 @@ from bench.workers import Contestants
 from bert.weights.exporting import export
 from data.tokenizing.vocab import SPECIAL_TOKENS
 from training.entry import exit_code
-
-MILLISECONDS = 1e3  # of a second
 
 
 def prepare(options: argparse.Namespace, folder: str) -> None:
@@ -65,12 +62,11 @@ def prepare(options: argparse.Namespace, folder: str) -> None:
 
 def measure(contestants: Contestants, size: str, rounds: int) -> list[dict[str, Any]]:
     """A row for each contestant: its calls in milliseconds, and the ratio to ours."""
-
     taken = take_rounds(contestants.keys, rounds, lambda key, _: contestants.step(key, LIMIT, size), 1)
     medians = [{key: float(np.median(answer["calls"])) for key, answer in each.items()} for each in taken]
     rows = []
     for key in taken[-1]:
-        calls = MILLISECONDS * np.concatenate([each[key]["calls"] for each in taken if key in each])
+        calls = 1e3 * np.concatenate([each[key]["calls"] for each in taken if key in each])
         row = {"size": size, "contestant": key, "calls": len(calls), "median_ms": float(np.median(calls))}
         row["of_99_percent_ms"] = float(np.quantile(calls, 0.99))
         rows.append({**row, **to_ours(medians, key)})
@@ -83,7 +79,8 @@ def _size(text: str) -> str:
     return text
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 1 where a contestant failed."""
     parser = Measurement("latency", __doc__, "bert_2_128_2, 5 calls of 2 rounds")
     option = parser.option
     option("--model", "bert_12_768_12", "bert_2_128_2", "bert_LAYERS_UNITS_HEADS", metavar="NAME")
@@ -92,23 +89,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--rounds", 5, 2, type=positive_int, metavar="N")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the CPU multiplies")
     parser.contestants_options()
-    return parser.settle(parser.parse_args(arguments))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 1 where a contestant failed."""
-    options = _options(arguments)
+    options = parser.settle(parser.parse_args(arguments))
     here, results, failed = begin(options), [], False
     options.dtypes = options.dtypes or native_dtypes(here)
     with tempfile.TemporaryDirectory() as folder:
         prepare(options, folder)
         for dtype in options.dtypes:
-            with Contestants() as contestants:
-                words = [LATENCY, folder, dtype, *options.sizes]
+            with Contestants(options.torch_python) as contestants:
+                words = ["latency", folder, dtype, *options.sizes]
                 for key, module in MODULES.items():
                     if key != ONNX or dtype == "float32":
-                        name = f"{TITLES[key]} ({dtype})"
-                        contestants.start(key, name, module, words, options.torch_python)
+                        contestants.start(key, f"{TITLES[key]} ({dtype})", module, words)
                 rows = [row for size in options.sizes for row in measure(contestants, size, options.rounds)]
                 failed |= contestants.failed
             shown = []

@@ -19,6 +19,7 @@ neither core nor GIL, as on a GPU, fed by prefetching threads.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -40,7 +41,7 @@ from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
 from data.export import CopiesConfig, text_rows
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
-from data.pretraining.prefetch import Prefetcher
+from data.pretraining.prefetch import Feed
 from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.sharing import Share
 from data.store.build import build_columns
@@ -115,16 +116,14 @@ def measure_raw_path(
 def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
     """The share of time that `steps` steps of 20 ms wait for their batches."""
     batches = PretrainingBatches(source, BATCHING, 0, Share.of(0, 1))
-    waited = 0.0
-    with Prefetcher(batches.tasks(), 8, num_workers) as ahead:
-        next(ahead)
-        begun = time.perf_counter()
+    with contextlib.closing(Feed(batches.tasks, num_workers=num_workers)) as feed:
+        feed.seek(0)
+        next(feed)
+        begun, waited = time.perf_counter(), feed.waited
         for _ in range(steps):
             time.sleep(STEP_SECONDS)
-            begun_waiting = time.perf_counter()
-            next(ahead)
-            waited += time.perf_counter() - begun_waiting
-    return waited / (time.perf_counter() - begun)
+            next(feed)
+        return (feed.waited - waited) / (time.perf_counter() - begun)
 
 
 def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: int) -> dict[str, Source]:

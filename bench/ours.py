@@ -51,15 +51,13 @@ from tasks.base import Task
 from tasks.classification.task import Classification
 from tasks.pretraining.task import Pretraining
 from tasks.squad.task import QuestionAnswering
-from training.optimizer.optimizer import Optimizer
+from training.optimizer.optimizer import Optimizer, Rule
 from training.optimizer.scaler import LossScaler
-from training.optimizer.update import Rule
 from training.step import StepSettings, TrainStep, dropout_seed
 from training.utilisation import matrix_peak
 
 CLIP_NORM = 1.0
 PEAK_SECONDS = 1.5
-Multiplication = tuple[Callable[[], Any], Callable[[Any], None]]  # forward, and backward from its results
 
 
 class Kind(NamedTuple):
@@ -97,11 +95,6 @@ class Network:
         update = Optimizer(optimizer, list(parameters), weights, rule, native=self.operators == "fused")
         communicator = LocalCommunicator()
         return TrainStep(self.task, self.network, update, scaler or LossScaler(), communicator, settings)
-
-    @property
-    def size(self) -> int:
-        """Numbers that are trained."""
-        return sum(parameter.data().size for parameter in trained(self.network).values())
 
 
 def pretraining_step(network: Network, accumulate: int = 1, scaler: LossScaler | None = None) -> TrainStep:
@@ -199,37 +192,10 @@ def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
 
     facts = {
         "operators": "fused" if fused else "MXNet's",
-        "parameters": network.size,
+        "parameters": sum(each.data().size for each in trained(network.network).values()),
         "gflop": work.gflop(top=size.needed if fused else None),
     }
     return take_step, facts
-
-
-def multiplication(product: Product, dtype: str, fused: bool) -> Multiplication:
-    """Products of one shape by weights of their own: functions for forward and both of the backward pass."""
-    rows = mx.nd.random.normal(shape=(product.rows, product.inner))
-    gradient = mx.nd.random.normal(shape=(product.rows, product.columns))
-    shape = product.columns, product.inner
-    weights = [mx.nd.random.normal(0, 0.02, shape) for _ in range(product.times)]
-    for array in (rows, *weights):
-        array.attach_grad()
-    if fused:
-        packed = [mx.nd.bert_pack(weight, num_weights=1, dtype=dtype) for weight in weights]
-        options = {"num_weights": 1, "bias": 0, "dtype": dtype}
-    else:
-        options = {"num_hidden": product.columns, "no_bias": True, "flatten": False}
-
-    def forward() -> list[Any]:
-        with mx.autograd.record():
-            if fused:
-                return [mx.nd.bert_dense(rows, *each, **options) for each in zip(weights, packed)]
-            return [mx.nd.FullyConnected(rows, weight, None, **options) for weight in weights]
-
-    def backward(results: list[Any]) -> None:
-        for result in results:
-            result.backward(gradient)
-
-    return forward, backward
 
 
 def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
@@ -241,15 +207,32 @@ def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     if work.dtype != "float32" and not fused:
         raise Unsupported(f"products in {work.dtype} need the fused operators")
     chosen = products(work, work.batch.needed if fused else None)
+    jobs: list[tuple[Product, Any, Any, list[Any]]] = []  # rows, the results' gradient, weights of their own
+    for product in chosen:
+        rows = mx.nd.random.normal(shape=(product.rows, product.inner))
+        gradient = mx.nd.random.normal(shape=(product.rows, product.columns))
+        shape = product.columns, product.inner
+        weights = [mx.nd.random.normal(0, 0.02, shape) for _ in range(product.times)]
+        for array in (rows, *weights):
+            array.attach_grad()
+        packed = [mx.nd.bert_pack(each, num_weights=1, dtype=work.dtype) for each in weights if fused]
+        jobs.append((product, rows, gradient, list(zip(weights, packed)) if fused else weights))
+
+    def multiply(product: Product, rows: Any, weight: Any) -> Any:
+        if fused:
+            return mx.nd.bert_dense(rows, *weight, num_weights=1, bias=0, dtype=work.dtype)
+        options = {"num_hidden": product.columns, "no_bias": True, "flatten": False}
+        return mx.nd.FullyConnected(rows, weight, None, **options)
 
     def compute() -> ReadResults:
-        results = [forward() for forward, _ in jobs]
-        for (_, backward), result in zip(jobs, results):
-            backward(result)
+        with mx.autograd.record():
+            results = [[multiply(job, rows, each) for each in weights] for job, rows, _, weights in jobs]
+        for (_, _, gradient, _), of_job in zip(jobs, results):
+            for result in of_job:
+                result.backward(gradient)
         mx.nd.waitall()
         return nothing
 
-    jobs = [multiplication(product, work.dtype, fused) for product in chosen]
     peak = matrix_peak(work.dtype, ["fused" if fused else "mxnet"], mx.cpu(), PEAK_SECONDS) / 1e9
     return compute, {"gflop": gflop(chosen), "square_gflops": peak}
 

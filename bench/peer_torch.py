@@ -56,7 +56,7 @@ from bench.trainings import (
     serve_pretraining,
 )
 from bench.work import DROPOUT, VOCABULARY, Work
-from bench.workers import ReadResults, Steps, TakeStep, Unsupported, serve
+from bench.workers import ReadResults, Steps, TakeStep, serve
 
 ATTENTIONS = ("sdpa", "eager")
 Tensors = Mapping[str, Any]
@@ -182,14 +182,12 @@ class Torch:
             with torch.no_grad():
                 layer.weight.copy_(torch.from_numpy(head_weights(seed, *layer.weight.shape)))
                 layer.bias.zero_()
-        spared: list[Any] = []
-        others: list[Any] = []
-        for name, parameter in self._model.named_parameters():
-            (spared if name.endswith("bias") or "LayerNorm" in name else others).append(parameter)
-        groups = [
-            {"params": others, "weight_decay": settings.weight_decay, "adapts": True},
-            {"params": spared, "weight_decay": 0.0, "adapts": False},
+        groups: list[dict[str, Any]] = [
+            {"params": [], "weight_decay": settings.weight_decay, "adapts": True},
+            {"params": [], "weight_decay": 0.0, "adapts": False},
         ]
+        for name, parameter in self._model.named_parameters():
+            groups[name.endswith("bias") or "LayerNorm" in name]["params"].append(parameter)
         betas = settings.beta1, settings.beta2
         if self._kind == PRETRAINING:
             self._optimizer = Lamb(groups, betas, settings.epsilon)
@@ -273,7 +271,6 @@ def faster(folder: str, dtype: str, name: str) -> Torch:
 def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
     """A contestant of bench/step.py, of the words of its work."""
     work = Work.read(words)
-    check(work.peers_dtype)
     if key == "torch_high":
         torch.set_float32_matmul_precision("high")
     size, (sequences, length, positions) = work.config, work.batch
@@ -316,7 +313,6 @@ def set_up_step(key: str, *words: str) -> tuple[TakeStep, dict[str, Any]]:
 
 
 def set_up_finetuning(folder: str, dtype: str) -> tuple[Steps, dict[str, Any]]:
-    check(dtype)
     attention = faster(folder, dtype, WINDOWS).attention
 
     def make(kind: str, settings: Settings) -> Torch:
@@ -331,16 +327,9 @@ def set_up_pretraining(folder: str, seed: str) -> tuple[Steps, dict[str, Any]]:
 
 
 def set_up_latency(folder: str, dtype: str, *sizes: str) -> tuple[Steps, dict[str, Any]]:
-    check(dtype)
     learners = {size: faster(folder, dtype, size) for size in sizes}
     steps = {size: latency_step(folder, size, each.batches, each.logits) for size, each in learners.items()}
     return steps, {"attention": {size: each.attention for size, each in learners.items()}}
-
-
-def check(dtype: str) -> None:
-    """Raises Unsupported for a number type that PyTorch has not."""
-    if not hasattr(torch, dtype):
-        raise Unsupported(f"PyTorch has no {dtype}")
 
 
 SET_UPS: Mapping[str, Callable[..., tuple[Steps, dict[str, Any]]]] = {

@@ -132,34 +132,36 @@ def _write(folder: str, name: str, batches: PretrainingBatches, most: int) -> No
 
 def measure(settings: Settings, folder: str, torch_python: str | None) -> tuple[Trainings, Contestants]:
     """Trains all seeds of ours and seed 0 of the peer, a chunk in turns."""
-    trained = [*((OURS, seed) for seed in settings.seeds), (TORCH, 0)]
-    chosen = {f"{name}-{seed}": (name, seed) for name, seed in trained}
-    titles = {key: _title(*each) for key, each in chosen.items()}
-    found = {key: Training([], [], []) for key in chosen}
+    chosen = {
+        f"{name}-{seed}": (name, seed) for name, seed in (*((OURS, s) for s in settings.seeds), (TORCH, 0))
+    }
+    answers: dict[str, list[dict[str, Any]]] = {key: [] for key in chosen}
 
     def take(key: str, request: str) -> None:
         answer = running.step(key, LIMIT, request)
         if answer is not None:
-            found[key].losses.extend(answer["losses"])
-            found[key].held_out.append(answer["held_out"])
-            found[key].seconds.append(answer["seconds"])
+            answers[key].append(answer)
 
-    with Contestants() as running:
+    with Contestants(torch_python) as running:
         for key, (name, seed) in chosen.items():
-            running.start(key, titles[key], MODULES[name], [PRETRAINING, folder, str(seed)], torch_python)
+            running.start(key, _title(name, seed), MODULES[name], [PRETRAINING, folder, str(seed)])
             take(key, BEGIN)
-            found[key].seconds.clear()
         for number in range(settings.chunks):
             for key in in_turns(running.keys, number):
                 take(key, str(number))
-            shown = ", ".join(f"{titles[key]} {found[key].seconds[-1]:.1f} s" for key in running.keys)
+            shown = ", ".join(
+                f"{_title(*chosen[key])} {answers[key][-1]['seconds']:.1f} s" for key in running.keys
+            )
             step = min((number + 1) * settings.chunk, settings.num_steps)
             note(f"  step {step}/{settings.num_steps}: {shown}")
         running.end()
     trainings: dict[str, dict[int, Training]] = {}
     for key in running.keys:
         name, seed = chosen[key]
-        trainings.setdefault(name, {})[seed] = found[key]
+        losses = [loss for each in answers[key] for loss in each["losses"]]
+        seconds = [each["seconds"] for each in answers[key][1:]]  # BEGIN takes no step
+        held_out = [each["held_out"] for each in answers[key]]
+        trainings.setdefault(name, {})[seed] = Training(losses, held_out, seconds)
     return trainings, running
 
 
@@ -172,9 +174,7 @@ def compare(trainings: Trainings, steps_of_chunk: int) -> dict[str, Any]:
     losses in the first steps; `curve`: at every evaluation the difference of held-out losses, and ours'
     standard deviation over seeds (None for one seed); `seconds`: to reach some held-out losses."""
     ours, torch = trainings[OURS][0], trainings[TORCH][0]
-    losses = np.array([ours.losses, torch.losses])
-    relative = np.abs(losses[0] - losses[1]) / losses[1]
-    first = relative[:FIRST]
+    first = (np.abs(np.subtract(ours.losses, torch.losses)) / torch.losses)[:FIRST]
     seeds = np.array([each.held_out for each in trainings[OURS].values()])
     difference = np.abs(np.subtract(ours.held_out, torch.held_out))
     worst = max(min(ours.held_out), min(torch.held_out))
@@ -247,7 +247,8 @@ def plot(path: str, trainings: Trainings, settings: Settings) -> None:
         figure.savefig(file, format="png")
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 1 where a contestant failed."""
     parser = Measurement("pretraining", __doc__, "bert_1_64_1, 40 steps of 512 tokens, 2 seeds")
     option = parser.option
     option("--model", "bert_2_128_2", "bert_1_64_1", "bert_LAYERS_UNITS_HEADS", metavar="NAME")
@@ -260,12 +261,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "write a picture of both, a PNG"
     parser.add_argument("--plot", type=path_name, metavar="FILE", help=text)
     parser.contestants_options()
-    return parser.settle(parser.parse_args(arguments))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 1 where a contestant failed."""
-    options = _options(arguments)
+    options = parser.settle(parser.parse_args(arguments))
     settings = Settings(options.steps, list(range(options.seeds)), options.lr, chunk=options.chunk)
     here = begin(options)
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ import numpy as np
 from base.command_line import path_name, positive_int
 from base.errors import InputError
 from base.tables import Row, Table, terminal
-from bench.harness import Measurement, default_text, finish, take_rounds, write_questions
+from bench.harness import Measurement, default_text, finish, ratios, take_rounds, write_questions
 from bench.question_loop import best_answers, features, hugging_face, mean_f1
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.score import score_v2
@@ -54,42 +54,35 @@ def repeated(questions: Questions, wanted: int) -> Questions:
     )
 
 
-def ours(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
-    """Seconds of each part; null odds and F1 for comparison."""
-    now = time.perf_counter
-    begun = now()
+def ours(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[list[float], list[float]]:
+    """The times at which the parts begin and the last one ends; null odds and F1 for comparison."""
+    times = [time.perf_counter()]
     windows = make_windows(questions, TokenizerSettings(vocab), SIZES, training=True)
     order = np.argsort(windows.lengths, kind="stable")
     for begin in range(0, len(order), BATCH):
         collate(windows, order[begin : begin + BATCH])
-    featured = now()
+    times.append(time.perf_counter())
     answers = answer(questions, windows, logits, ANSWERS)
-    answered = now()
+    times.append(time.perf_counter())
     scores = score_v2(questions, answers.predictions())
-    return _seconds(begun, featured, answered, now()), [*answers.null_odds.tolist(), scores["f1"]]
+    return [*times, time.perf_counter()], [*answers.null_odds.tolist(), scores["f1"]]
 
 
-def loop(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
+def loop(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[list[float], list[float]]:
     """The same of the pure-Python loop."""
     bounds = logits.bounds.tolist()
     windows_logits = [
         (logits.start[begin:end].tolist(), logits.end[begin:end].tolist())
         for begin, end in zip(bounds, bounds[1:])
     ]
-    now = time.perf_counter
-    begun = now()
+    times = [time.perf_counter()]
     windows = list(features(questions, hugging_face(vocab, False), vocab, SIZES, training=True))
-    featured = now()
+    times.append(time.perf_counter())
     entries, odds = best_answers(questions, windows, windows_logits, ANSWERS)
-    answered = now()
+    times.append(time.perf_counter())
     best = [next((entry.text for entry in each if entry.text), "") for each in entries]
     f1 = mean_f1(questions, ["" if null > 0 else text for null, text in zip(odds, best)])
-    return _seconds(begun, featured, answered, now()), [*odds, f1]
-
-
-def _seconds(*times: float) -> dict[str, float]:
-    """Wall seconds of the parts that follow each other, from the times at which they begin and end."""
-    return {part: end - begin for part, begin, end in zip(PARTS, times, times[1:])}
+    return [*times, time.perf_counter()], [*odds, f1]
 
 
 def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[str, Any]]:
@@ -107,8 +100,8 @@ def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[
     results: dict[str, list[float]] = {}
 
     def take(name: str, repeat: int) -> dict[str, float]:
-        seconds, results[name] = contestants[name](questions, vocab, logits)
-        return {**seconds, "all": sum(seconds.values())}
+        times, results[name] = contestants[name](questions, vocab, logits)
+        return {**dict(zip(PARTS, np.diff(times).tolist())), "all": times[-1] - times[0]}
 
     rounds = take_rounds(list(contestants), repeats, take)
     differing = np.mean(~np.isclose(results["ours"], results["loop"], rtol=0, atol=1e-4))
@@ -116,9 +109,10 @@ def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[
         raise RuntimeError(f"{differing:.1%} of the results differ from the loop's")
     rows = []
     for part in (*PARTS, "all"):
-        ratios = [each["loop"][part] / each["ours"][part] for each in rounds]
-        row = {name: statistics.median(each[name][part] for each in rounds) for name in ("ours", "loop")}
-        rows.append({"part": part, **row, "ratio": statistics.median(ratios), "lowest": min(ratios)})
+        of_part = [{name: each[name][part] for name in each} for each in rounds]
+        to_ours = ratios(of_part, "loop", "ours")
+        row = {name: statistics.median(each[name] for each in of_part) for name in ("ours", "loop")}
+        rows.append({"part": part, **row, "ratio": statistics.median(to_ours), "lowest": min(to_ours)})
     return rows
 
 

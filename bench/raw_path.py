@@ -165,23 +165,18 @@ def batches(
     generator.shuffle(groups)
     most = max(len(instance.positions) for instance in instances)
     for group in groups:
-        yield _padded([instances[index] for index in group], ids, most)
-
-
-def _padded(group: list[Instance], ids: dict[str, int], max_predictions: int) -> tuple[np.ndarray, ...]:
-    rows, length = len(group), max(len(instance.tokens) for instance in group)
-    input_ids = np.zeros((rows, length), dtype=np.int32)
-    segment_ids = np.zeros((rows, length), dtype=np.int32)
-    positions = np.zeros((rows, max_predictions), dtype=np.int32)
-    masked_ids = np.zeros((rows, max_predictions), dtype=np.int32)
-    weights = np.zeros((rows, max_predictions), dtype=np.float32)
-    for row, instance in enumerate(group):
-        count = len(instance.positions)
-        input_ids[row, : len(instance.tokens)] = [ids[token] for token in instance.tokens]
-        segment_ids[row, instance.b_begins : len(instance.tokens)] = 1
-        positions[row, :count] = instance.positions
-        masked_ids[row, :count] = [ids[token] for token in instance.labels]
-        weights[row, :count] = 1
-    lengths = np.array([len(instance.tokens) for instance in group], dtype=np.int32)
-    next_sentence = np.array([instance.is_random for instance in group], dtype=np.int32)
-    return input_ids, segment_ids, lengths, positions, masked_ids, weights, next_sentence
+        chosen = [instances[index] for index in group]
+        shape = len(chosen), max(len(instance.tokens) for instance in chosen)
+        input_ids, segment_ids = (np.zeros(shape, dtype=np.int32) for _ in range(2))
+        positions, masked_ids = (np.zeros((len(chosen), most), dtype=np.int32) for _ in range(2))
+        weights = np.zeros((len(chosen), most), dtype=np.float32)
+        for row, instance in enumerate(chosen):
+            count = len(instance.positions)
+            input_ids[row, : len(instance.tokens)] = [ids[token] for token in instance.tokens]
+            segment_ids[row, instance.b_begins : len(instance.tokens)] = 1
+            positions[row, :count] = instance.positions
+            masked_ids[row, :count] = [ids[token] for token in instance.labels]
+            weights[row, :count] = 1
+        lengths = np.array([len(instance.tokens) for instance in chosen], dtype=np.int32)
+        next_sentence = np.array([instance.is_random for instance in chosen], dtype=np.int32)
+        yield input_ids, segment_ids, lengths, positions, masked_ids, weights, next_sentence

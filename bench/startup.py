@@ -62,15 +62,6 @@ def first_step_after(script: Sequence[str], ranks: int) -> float:
         return float(json.loads(first)["time"]) - begun
 
 
-def table(repeats: Sequence[Mapping[str, float]], ranks: int) -> Table:
-    """Medians, with quartiles, beside the goals."""
-    rows = []
-    for name in repeats[0]:
-        goal = f"{GOALS[name]:g}" if name in GOALS else ""
-        rows.append(Row([name, spread([each[name] for each in repeats]).shown(3), goal]))
-    return Table(f"first step of {ranks} ranks", ("", "seconds (quartiles)", "goal"), rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = Measurement("startup", __doc__, "1 repeat")
@@ -91,8 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         measured[FIRST_STEP]()
         repeats = take_rounds(list(measured), options.repeats, lambda name, _: measured[name]())
+    rows = []
+    for name in repeats[0]:
+        goal = f"{GOALS[name]:g}" if name in GOALS else ""
+        rows.append(Row([name, spread([each[name] for each in repeats]).shown(3), goal]))
+    shown = Table(f"first step of {options.ranks} ranks", ("", "seconds (quartiles)", "goal"), rows)
     here, load = machine.describe(ROOT), others.shares()
-    print(f"{machine.line(here)}\n\n{terminal(table(repeats, options.ranks))}\n")
+    print(f"{machine.line(here)}\n\n{terminal(shown)}\n")
     print(f"other programs took {load['others']:.1%} of the machine, its host {load['stolen']:.1%}")
     finish(options, {"machine": {**here, **load}, "ranks": options.ranks, "seconds": repeats})
     return 0

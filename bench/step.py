@@ -67,7 +67,6 @@ class Contestant(NamedTuple):
 
     title: str
     module: str = workers.OURS
-    trains: bool = True  # False: matrix products alone
 
 
 CONTESTANTS = {
@@ -77,7 +76,7 @@ CONTESTANTS = {
     "torch_masked": Contestant("the same, masked positions", workers.TORCH),
     "torch_high": Contestant("PyTorch, matmul precision high", workers.TORCH),
     "gluonnlp": Contestant("GluonNLP", "bench.peer_gluonnlp"),
-    PRODUCTS: Contestant("our matrix products alone", trains=False),
+    PRODUCTS: Contestant("our matrix products alone"),  # which trains nothing
 }
 # A large model's step takes long, and the peers differ there as they do on a small one.
 DEFAULTS = {"large": (OURS, "torch", "gluonnlp", PRODUCTS)}
@@ -85,7 +84,7 @@ DEFAULT = (OURS, "ours_mxnet", "torch", "torch_masked", "gluonnlp", PRODUCTS)
 
 
 def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[list[str]]:
-    """Contestants whose workers live at the same time: as few sessions as the memory allows. Each has ours,
+    """Contestants whose workers live at the same time: as many as the memory allows. Each session has ours,
     if it takes part: ratios are taken within one. Where no two fit, everybody is alone.
 
     Raises:
@@ -96,25 +95,14 @@ def plan_sessions(keys: Sequence[str], work: Work, available: float) -> list[lis
     batch = memory.Batch(work.batch.sequences, work.length, work.length)
     activations = memory.activation_bytes(work.config, VOCABULARY, batch, memory.MXNET, memory.FLOAT32)
     most = 1.2 * (16 * memory.parameter_count(work.config, VOCABULARY) + LIBRARIES) + activations
-    needs = {key: most * (1.0 if CONTESTANTS[key].trains else 0.5) for key in keys}
-    if max(needs.values()) > available:
-        raise ValueError(
-            f"needs about {max(needs.values()) / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are available"
-        )
+    if most > available:
+        raise ValueError(f"needs about {most / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are available")
+    room = int(available // most) - 1  # beside ours
+    if not room:
+        return [[key] for key in keys]
     base = OURS if OURS in keys else keys[0]
-    sessions: list[list[str]] = []
-    waiting = [key for key in keys if key != base]
-    while waiting:
-        session, left = [base], available - needs[base]
-        for key in list(waiting):
-            if needs[key] <= left:
-                session.append(key)
-                waiting.remove(key)
-                left -= needs[key]
-        if len(session) == 1:
-            return [[key] for key in keys]
-        sessions.append(session)
-    return sessions or [[base]]
+    others = [key for key in keys if key != base]
+    return [[base, *others[at : at + room]] for at in range(0, len(others), room)] or [[base]]
 
 
 def run_session(
@@ -125,10 +113,10 @@ def run_session(
     Returns:
         The contestants, which have ended, and in every round the seconds of a step, by contestant.
     """
-    with Contestants() as running:
+    with Contestants(torch_python) as running:
         for key in keys:
             name = f"{CONTESTANTS[key].title} ({work})"
-            running.start(key, name, CONTESTANTS[key].module, ["step", key, *map(str, work)], torch_python)
+            running.start(key, name, CONTESTANTS[key].module, ["step", key, *map(str, work)])
             answers = [running.step(key) for _ in range(warm_ups)]
             warm = [answer["seconds"] for answer in answers if answer is not None]
             if key in running.keys:
@@ -156,89 +144,81 @@ def measure(
     alone = len(plan) > 1 and all(len(chosen) == 1 for chosen in plan)
     repeats = 2 if alone else 1
     others = machine.Others()
-    sessions = [
-        run_session(work, chosen, math.ceil(rounds / repeats), warm_ups, torch_python)
-        for _ in range(repeats)
-        for chosen in plan
-    ]
-    merged = [row for _, found in sessions for row in found]
-    if alone:  # the rows of a repeat side by side
-        repeated = [sessions[at : at + len(plan)] for at in range(0, len(sessions), len(plan))]
-        rows = [row for each in repeated for row in zip(*(found for _, found in each))]
-        merged = [{key: seconds for each in row for key, seconds in each.items()} for row in rows]
+    ended, merged = [], []
+    for _ in range(repeats):
+        sessions = [
+            run_session(work, chosen, math.ceil(rounds / repeats), warm_ups, torch_python) for chosen in plan
+        ]
+        ended += [running for running, _ in sessions]
+        found = [rows for _, rows in sessions]
+        # The rows of those alone stand side by side.
+        together = zip(*found) if alone else ((row,) for rows in found for row in rows)
+        merged += [{key: seconds for row in rows for key, seconds in row.items()} for rows in together]
     # Children count when they have ended and been waited for, which all of them have.
     shares = others.shares()
-    ended = [running for running, _ in sessions]
     facts = {key: value for each in ended for key, value in each.facts.items()}
-    peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
+    waiting = [each for each in ended if len(each.facts) > 1]  # for each other
     result = {
         **work._asdict(),
         "work": str(work),
         "rounds": rounds,
         "together": None if alone else plan,
-        "peak_gflops": peak,
-        "idle": sum(each.idle_cpu for each in ended) / max(1e-9, sum(each.idle_wall for each in ended)),
+        "idle": sum(each.waited_cpu for each in waiting) / max(1e-9, sum(each.waited for each in waiting)),
         **shares,
-        **summarize(
-            merged, {key: facts[key]["gflop"] for key in keys if key in facts}, peak, work.batch.tokens
-        ),
+        **summarize(merged, {key: facts[key] for key in keys if key in facts}, work.batch.tokens),
         "seconds": merged,
         "left_out": {key: why for each in ended for key, why in each.left_out.items()},
     }
-    for key, figures in result["contestants"].items():
-        figures.update(title=CONTESTANTS[key].title, **facts[key])
     return result, not any(each.failed for each in ended)
 
 
-def summarize(
-    rounds: Sequence[Round], gflop_of: Mapping[str, float], peak_gflops: float | None, tokens: int
-) -> dict[str, Any]:
-    """The figures of a model and dtype by contestant, and "outside_products", the share of our step that is
-    no product of a matrix by weights. Contestants without a single step are left out.
-
-    Args:
-        gflop_of: contestant -> 10^9 operations of its step's matrix products.
-        peak_gflops: 10^9 operations a second that count as 100%, if that is known.
-        tokens: of a step.
-    """
+def summarize(rounds: Sequence[Round], facts: Mapping[str, Mapping[str, Any]], tokens: int) -> dict[str, Any]:
+    """The figures of a model and dtype by contestant, with its facts; "peak_gflops", 10^9 operations a second
+    that count as 100%, if that is known; "outside_products", the share of our step that is no product of a
+    matrix by weights. Contestants without a single step are left out. `tokens`: of a step."""
+    peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
     result: dict[str, Any] = {}
-    for key, gflop in gflop_of.items():
+    for key, known in facts.items():
         seconds = [each[key] for each in rounds if key in each]
         if not seconds:
             continue
-        step = spread(seconds)
+        step, gflop = spread(seconds), known["gflop"]
         figures: dict[str, Any] = {"step_s": step._asdict(), "gflop": gflop, "gflops": gflop / step.median}
-        if peak_gflops:
-            figures["of_peak"] = figures["gflops"] / peak_gflops
-        if CONTESTANTS[key].trains:
+        if peak:
+            figures["of_peak"] = figures["gflops"] / peak
+        if key != PRODUCTS:
             figures["tokens_per_s"] = tokens / step.median
         figures.update(to_ours(rounds, key))
         if "to_ours" in figures:
-            figures["to_ours_per_flop"] = figures["to_ours"]["median"] * gflop_of[OURS] / gflop
-        result[key] = figures
+            figures["to_ours_per_flop"] = figures["to_ours"]["median"] * facts[OURS]["gflop"] / gflop
+        result[key] = {**figures, "title": CONTESTANTS[key].title, **known}
     outside = [1 - ratio for ratio in ratios(rounds, PRODUCTS, OURS)]
-    return {"contestants": result, "outside_products": spread(outside)._asdict() if outside else None}
+    return {
+        "peak_gflops": peak,
+        "contestants": result,
+        "outside_products": spread(outside)._asdict() if outside else None,
+    }
 
 
 def table(result: Mapping[str, Any]) -> Table:
     """A result for people; `result` as in the JSON file."""
     rows = []
     for key, figures in result["contestants"].items():
-        trains = CONTESTANTS[key].trains
         of_peak = f" ({figures['of_peak']:.0%})" if "of_peak" in figures else ""
         cells = [CONTESTANTS[key].title, Spread(**figures["step_s"]).shown(3)]
-        cells.append(f"{figures['tokens_per_s']:.0f}" if trains else "")
+        cells.append(f"{figures['tokens_per_s']:.0f}" if key != PRODUCTS else "")
         cells.append("1" if key == OURS else ratio_shown(figures))
-        cells.append(f"{figures['to_ours_per_flop']:.2f}" if "to_ours" in figures and trains else "")
+        cells.append(f"{figures['to_ours_per_flop']:.2f}" if "to_ours" in figures and key != PRODUCTS else "")
         cells += [f"{figures['gflop']:.0f}", f"{figures['gflops']:.0f}{of_peak}"]
         cells.append(f"{figures['peak_bytes'] / 2**30:.1f}" if figures.get("peak_bytes") else "")
         rows.append(Row(cells))
     notes = []
-    if result.get("outside_products"):
+    if result["outside_products"]:
         median, low, high = (100 * value for value in result["outside_products"].values())
-        share = f"{median:.0f}% of our step ({low:.0f} to {high:.0f})"
-        notes.append(f"outside products of a matrix by weights: {share}")
-    if result.get("peak_gflops"):
+        notes.append(
+            f"outside products of a matrix by weights: {median:.0f}% of our step ({low:.0f} to {high:.0f})"
+        )
+    if result["peak_gflops"]:
         peak = f"{result['peak_gflops']:.0f} GFLOP/s, the fastest square product"
         notes.append(f"100% of the matrix peak: {peak}")
     notes.append(

@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from typing import Callable, Sequence
 
 from base.command_line import at_least
@@ -36,18 +37,14 @@ GLUONNLP = "gluonnlp BERTTokenizer"
 
 def counters(vocab: Vocabulary, cased: bool) -> dict[str, Callable[[list[str]], int]]:
     """Functions that count the tokens of lines, by tokenizer; GluonNLP's where it is installed."""
-    flat, lists, theirs = (
-        *(WordPieceTokenizer(vocab, cased) for _ in range(2)),
-        hugging_face(vocab, cased),
-    )
-    encode = getattr(theirs, "encode_batch_fast", theirs.encode_batch)
+    flat, lists = (WordPieceTokenizer(vocab, cased) for _ in range(2))
+    theirs = hugging_face(vocab, cased)
+    encode = partial(getattr(theirs, "encode_batch_fast", theirs.encode_batch), add_special_tokens=False)
     found: dict[str, Callable[[list[str]], int]] = {}
     with contextlib.suppress(ImportError):
         tokenize, ids = gluonnlp_tokenizer(vocab.tokens, not cased), vocab.ids()
         found[GLUONNLP] = lambda lines: sum(len([ids[token] for token in tokenize(line)]) for line in lines)
-    found["Hugging Face tokenizers"] = lambda lines: sum(
-        len(each.ids) for each in encode(lines, add_special_tokens=False)
-    )
+    found["Hugging Face tokenizers"] = lambda lines: sum(len(each.ids) for each in encode(lines))
     found["ours, as lists"] = lambda lines: sum(map(len, lists_of(*lists.encode(lines))))
     found["ours"] = lambda lines: len(flat.encode(lines)[0])
     return found

@@ -30,7 +30,7 @@ ReadLosses = Callable[[], Sequence[float]]
 OURS, TORCH, ONNX = "ours", "torch", "onnx"
 TITLES = {OURS: "ours", TORCH: "PyTorch", ONNX: "onnxruntime"}
 MODULES = {OURS: workers.OURS, TORCH: workers.TORCH, ONNX: "bench.peer_onnx"}
-SETTINGS, MODEL, EVALUATION = "settings.json", "model", "evaluation"
+MODEL, EVALUATION = "model", "evaluation"
 LIMIT = 1800.0  # seconds of a training, or of a part of one
 INITIAL_STDEV = 0.02  # of a head's weights
 # Networks: for windows of questions, for pairs of texts (both are cases, too), and with BERT's own heads.
@@ -40,15 +40,12 @@ WITHOUT_PADDING = FULL, FULL_ANSWERS
 SHORT = "_short"  # behind a case: each batch padded to its longest example, not to the case's length
 LOSSES = "losses"  # a request: the first steps of a training without dropout
 BEGIN = "begin"
-LATENCY = "latency"  # what workers measure for bench/latency.py
 LOSS_STEPS = 20
 
 
 class Case(NamedTuple):
-    """One request to a worker: all batches of `NAME.npz`, each a training step or an evaluation.
-
-    `padded`: tokens that the peer's example pads to.
-    """
+    """One request to a worker: all batches of `NAME.npz`, each a training step or an evaluation. `padded`:
+    tokens that the peer's example pads to."""
 
     title: str
     trains: bool
@@ -68,9 +65,7 @@ CASES = {
 class Settings:
     """Numbers of a training, the same for all contestants. Fine-tuning is by AdamW with bias correction,
     pretraining by LAMB without, as its authors' code has it; biases and LayerNorm's parameters do not decay.
-
-    seeds: of the trainings; chunk: of pretraining, steps between two evaluations.
-    """
+    `chunk`: of pretraining, steps between two evaluations."""
 
     num_steps: int
     seeds: Sequence[int]
@@ -121,12 +116,12 @@ class Learner(Protocol):
 
 
 def write_settings(folder: str, settings: Settings) -> None:
-    with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as file:
+    with open(os.path.join(folder, "settings.json"), "w", encoding="utf-8") as file:
         json.dump(asdict(settings), file)
 
 
 def read_settings(folder: str) -> Settings:
-    with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
+    with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
         return Settings(**json.load(file))
 
 
@@ -238,8 +233,9 @@ def serve_pretraining(folder: str, seed: int, learner: Learner) -> Steps:
     not timed."""
     settings = read_settings(folder)
     learner.begin(seed)
-    batches = learner.batches(read_batches(folder, training_name(seed)))
-    evaluation = learner.batches(read_batches(folder, EVALUATION))
+    batches, evaluation = (
+        learner.batches(read_batches(folder, name)) for name in (training_name(seed), EVALUATION)
+    )
 
     def train(begin: int, steps: int) -> ReadResults:
         chosen = batches[begin : begin + steps]

@@ -110,12 +110,10 @@ def products(work: Work, top: int | None = None) -> list[Product]:
         Product(1, decoded, VOCABULARY, units),  # masked LM: scores of the vocabulary
     ]
     for times, rows in ((layers - 1, batch.tokens), (1, batch.sequences * (top or batch.length))):
-        chosen += [
-            Product(times, rows, units, units),  # output of the attention
-            Product(times, rows, 4 * units, units),
-            Product(times, rows, units, 4 * units),
-        ]
-    return [product for product in chosen if product.times]
+        # output of the attention, feed-forward layer
+        shapes = (units, units), (4 * units, units), (units, 4 * units)
+        chosen += [Product(times, rows, *shape) for shape in shapes if times]
+    return chosen
 
 
 def gflop(chosen: Sequence[Product]) -> float:

@@ -8,13 +8,14 @@ libraries print goes to the parent's log.
                                             step, or step NAME where a worker has several
     {"seconds": S, "loss": L, and what else the step gives}
                                             end
-    {"peak_bytes": N}
+    {"peak_bytes": N, "waited_s": S, "waited_cpu_s": S}
 
 Standard library only: the workers of all contestants import it, whatever their environment has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence, Union
@@ -36,7 +38,6 @@ SET_UP_LIMIT = 300.0  # seconds
 STEP_LIMIT = 300.0
 END_LIMIT = 20.0
 CONNECTION = "BENCH_CONNECTION"  # a worker's variable: the number of its end
-TICKS = os.sysconf("SC_CLK_TCK")
 NO_TORCH = (
     "PyTorch was left out: there is no environment for it. To make one: python3 -m venv .venv-torch && "
     ".venv-torch/bin/pip install torch==2.13.0 transformers  (or --torch_python, TORCH_PYTHON)"
@@ -80,20 +81,24 @@ def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
     except Unsupported as reason:
         answer({"unsupported": str(reason)})
         return
-    answer({"ready": facts})
+    reply: dict[str, Any] = {"ready": facts}
+    waited = waited_cpu = 0.0
     while True:
+        idle, idle_cpu = time.monotonic(), time.process_time()
+        answer(reply)
         try:
             request = connection.recv_bytes().decode()
         except EOFError:  # the parent is gone
             return
+        waited, waited_cpu = waited + time.monotonic() - idle, waited_cpu + time.process_time() - idle_cpu
         if request == "end":
-            answer({"peak_bytes": peak_of()})
+            answer({"peak_bytes": peak_of(), "waited_s": waited, "waited_cpu_s": waited_cpu})
             return
         take_step = steps if callable(steps) else steps[request.split()[1]]
         begun = time.perf_counter()
         read_results = take_step()
         seconds = time.perf_counter() - begun
-        answer({"seconds": seconds, "loss": None, **read_results()})
+        reply = {"seconds": seconds, "loss": None, **read_results()}
 
 
 def nothing() -> Results:
@@ -153,8 +158,7 @@ class Worker:
         answer = self._read(limit)
         if "unsupported" in answer:
             raise Unsupported(answer["unsupported"])
-        facts: dict[str, Any] = answer["ready"]
-        return facts
+        return dict(answer["ready"])
 
     def ask(self, request: str, limit: float = STEP_LIMIT) -> dict[str, Any]:
         """The answer to "step", "step NAME" or "end".
@@ -171,55 +175,42 @@ class Worker:
             raise WorkerError(f"{self.name}: the loss is {answer['loss']}")
         return answer
 
-    def cpu_seconds(self) -> float:
-        """CPU time of the worker so far; of a worker that has ended, 0."""
-        try:
-            with open(f"/proc/{self._process.pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
     def _read(self, limit: float) -> dict[str, Any]:
         if not self._connection.poll(limit):
             raise self._failure(f"did not answer within {limit:.0f} s")
         try:
-            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+            return dict(json.loads(self._connection.recv_bytes()))
         except (EOFError, OSError):
             raise self._failure("ended") from None
-        return answer
 
     def _failure(self, what: str) -> WorkerError:
-        try:
-            code = self._process.wait(1.0) if what == "ended" else None
-        except subprocess.TimeoutExpired:
-            code = None
-        if code is not None and code < 0:
-            what += f" by signal {-code}" + (": is the memory exhausted?" if code == -signal.SIGKILL else "")
-        elif code is not None:
-            what += f" with code {code}"
+        if what == "ended":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(1.0)
+                what += f" with code {code}" if code >= 0 else f" by signal {-code}"
+                what += ": is the memory exhausted?" if code == -signal.SIGKILL else ""
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 1500))
         said = self._log.read().decode(errors="replace").strip()
         return WorkerError(f"{self.name} {what}" + (f":\n{said}" if said else ""))
 
 
 class Contestants:
-    """Workers of a measurement, by key. One that fails is left out from then on, and named.
-
-    Use it as a context manager, as a worker.
+    """Workers of a measurement, by key. One that fails is left out from then on, and named. A context manager
+    as a worker.
 
     Attributes:
         facts: what each worker states about itself.
         left_out: why a worker is left out.
         failed: whether one began and did not come through.
-        idle_cpu, idle_wall: seconds of those that waited while another took a step.
+        waited, waited_cpu: seconds that those which came through waited for a request, and their CPU time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, torch_python: str | None = None) -> None:
         self.facts: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self.failed = False
-        self.idle_cpu = self.idle_wall = 0.0
+        self.waited = self.waited_cpu = 0.0
+        self._torch_python = torch_python
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Contestants:
@@ -234,10 +225,10 @@ class Contestants:
         """Those that take part."""
         return list(self._workers)
 
-    def start(self, key: str, name: str, module: str, words: Sequence[str], torch_python: str | None) -> None:
+    def start(self, key: str, name: str, module: str, words: Sequence[str]) -> None:
         """Adds a worker that is a module of this package, a peer with a malloc that keeps its memory. One on
         PyTorch runs in the interpreter `torch_python`, and not at all where that is None."""
-        python = torch_python if module == TORCH else sys.executable
+        python = self._torch_python if module == TORCH else sys.executable
         if python is not None:
             environ = os.environ if module == OURS else {**os.environ, **KEEPS_MEMORY}
             self.add(key, Worker(name, [python, "-m", module, *words], environ))
@@ -253,18 +244,15 @@ class Contestants:
         """A worker's answer to one request; None where it is left out."""
         if key not in self._workers:
             return None
-        waiting = [worker for other, worker in self._workers.items() if other != key]
-        before, begun = sum(other.cpu_seconds() for other in waiting), time.monotonic()
-        answer = self._guarded(key, lambda: self._workers[key].ask(f"step {name}".rstrip(), limit))
-        self.idle_cpu += sum(other.cpu_seconds() for other in waiting) - before
-        self.idle_wall += (time.monotonic() - begun) * len(waiting)
-        return answer
+        return self._guarded(key, partial(self._workers[key].ask, f"step {name}".rstrip(), limit))
 
     def end(self) -> None:
         """Asks every worker for its closing report, which joins its facts."""
         for key in self.keys:
-            worker = self._workers[key]
-            self.facts[key].update(self._guarded(key, lambda: worker.ask("end", END_LIMIT)) or {})  # noqa: B023
+            report = self._guarded(key, partial(self._workers[key].ask, "end", END_LIMIT)) or {}
+            self.waited += report.pop("waited_s", 0.0)
+            self.waited_cpu += report.pop("waited_cpu_s", 0.0)
+            self.facts[key].update(report)
 
     def _guarded(self, key: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         try:

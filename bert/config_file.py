@@ -17,7 +17,7 @@ from bert.configuration import GELU_FORMS, LAYER_NORM_EPSILON, LEAST_EPSILON, RE
 MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24  # of a size: what is above is a mistake, not a model
 
-_SIZES = {
+SIZE_KEYS = {
     "num_hidden_layers": "layers",
     "hidden_size": "units",
     "num_attention_heads": "heads",
@@ -114,7 +114,7 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
     source = f"{flag} {path}"
     content = _read(path, source)
     _check_fixed(content, _FIXED, source)  # first: sizes have other names in the files of other models
-    sizes: dict[str, Any] = {field: _size(content, key, source) for key, field in _SIZES.items()}
+    sizes: dict[str, Any] = {field: _size(content, key, source) for key, field in SIZE_KEYS.items()}
     tied = content.get(_TIED, True)
     if not isinstance(tied, bool):
         raise InputError(f"{source}: {_TIED} is {_shown(tied)}, not true or false")
@@ -125,7 +125,7 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
         )
     _check_fixed(content, {"embedding_size": (config.units,)}, source)
     hidden_act, activation = _activation(content, source)
-    known = {*_SIZES, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
+    known = {*SIZE_KEYS, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
     rate = (source, "from 0 to below 1", lambda each: 0 <= each < 1)
     return ConfigFile(
         config=replace(config, activation=activation or "erf"),

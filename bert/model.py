@@ -110,6 +110,11 @@ def network_parameters(network: Any) -> dict[str, mx.gluon.Parameter]:
     return {**named, **head._collect_params_with_prefix()} if head is not None else named
 
 
+def live_arrays(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.nd.NDArray]:
+    """The arrays of parameters, by the same names."""
+    return {name: parameter.data() for name, parameter in named.items()}
+
+
 def trained(network: Any) -> dict[str, mx.gluon.Parameter]:
     """Those of `network_parameters` that are trained, each once."""
     return each_once(network_parameters(network))

@@ -30,8 +30,8 @@ BROADCAST_DTYPES = (*AVERAGE_DTYPES, "uint8", "int8", "int32", "int64")
 MOST_TAG = 32767  # all that MPI promises
 
 
-# Takes whether rank 0 is among those that are left. Returns what it has done as the end of a sentence for
-# people, empty for nothing.
+# Takes whether rank 0 is still there. Returns what it has done, as the end of a sentence for people; empty
+# for nothing.
 LastAct = Callable[[bool], str]
 
 
@@ -75,8 +75,8 @@ class Communicator(Protocol):
 
     @property
     def together(self) -> int:
-        """Bytes up to which neighbouring arrays are better averaged as one, in which they lie one behind the
-        other (comm/buckets.py); 0 for each by itself."""
+        """Bytes up to which neighbouring arrays are better averaged as one contiguous array
+        (comm/buckets.py); 0: each by itself."""
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         """Gives every rank the values that rank `root` has, bit for bit and whatever the others held before,
@@ -93,9 +93,9 @@ class Communicator(Protocol):
 
         Asynchronous, like an MXNet operator: the call returns after queueing, the exchange of an array starts
         when the operators queued before it have written it, and whoever reads it afterwards waits for the
-        mean. Only for an array that it has not been given before may it wait. Queued right after `backward()`
-        it overlaps the backward pass. List first what is needed first;
-        arrays that become ready together are sent in that order.
+        mean. The call may wait only for an array that it has never been given before. Queued right after
+        `backward()` it overlaps the backward pass. Arrays that become ready together are sent in the order
+        of the list: put first what is needed first.
 
         dtypes: float16, float32, float64. The sum is formed in the array's own dtype, in float16 from values
         already divided by `size`, so that it overflows only where the mean does. inf and NaN arrive at every
@@ -104,13 +104,13 @@ class Communicator(Protocol):
         """
 
     def scaled_average(self, arrays: Sequence[NDArray]) -> float:
-        """As `average`, but leaves a factor times the means, and returns the factor, by which whoever reads
-        the arrays divides: `size`, so that the arrays hold the sums, or 1. It is the same on all ranks, and
-        in all groups of one size for arrays of one dtype.
+        """As `average`, but leaves a factor times the means and returns the factor: `size`, so that the
+        arrays hold the sums, or 1. The reader divides by it. It is the same on all ranks, and in all groups
+        of one size for arrays of one dtype.
 
-        For large arrays that the next reader multiplies anyway: dividing them here is a pass over the memory.
-        It is 1 with float16, which is divided before the sum, and in a wrapper with an `average` of its own,
-        such as one that compresses.
+        For large arrays that the reader multiplies anyway: dividing them here is a pass over the memory. The
+        factor is 1 for float16, which is divided before the sum, and in a wrapper that has an `average` of
+        its own, such as one that compresses.
         """
 
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
@@ -122,12 +122,11 @@ class Communicator(Protocol):
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """Divides the ranks, each of which is in one group, and returns the communicator of this rank's own.
-        Every rank calls it with the same groups. That of a group has no groups.
+        Every rank calls it with the same groups. A group's communicator cannot be divided again.
 
-        In a group `rank` is a place in its list, and `size` its length; `local_rank` and `local_size` stay
-        those of the run. Collectives of different groups, and of the run, do not meet each other, whatever
-        their arrays. `forget` and `close` of the run are those of the groups too, which have none that do
-        anything.
+        In a group `rank` is an index of its list, and `size` its length; `local_rank` and `local_size` stay
+        those of the run. Collectives of different groups, and of the run, do not mix, whatever their arrays.
+        `forget` and `close` of the run include the groups; a group's own do nothing.
 
         Raises ValueError where a rank is missing or twice, CommunicationError, and InputError for a library
         that has no groups.
@@ -151,16 +150,17 @@ class Communicator(Protocol):
         array is neither read nor written before the result's `wait` has returned. Raises as `send`."""
 
     def forget(self) -> None:
-        """Lets go of all arrays, and of what a compression has kept of them (its error feedback begins anew):
-        another training follows. Every rank calls it. Raises CommunicationError."""
+        """Releases all arrays, and what a compression keeps for them (its error feedback begins anew), before
+        another training begins, or after a gradient that is not taken. Every rank calls it. Raises
+        CommunicationError."""
 
     def before_end(self, act: LastAct) -> None:
-        """Has `act` called, in another thread, when this process is about to end for other ranks are lost, in
-        place of the act before."""
+        """Sets the function that is called, in another thread, before this process ends because other ranks
+        are lost. It replaces the one set before."""
 
     def give_up(self, why: str) -> None:
-        """Ends the run as if a rank were lost, with `before_end`'s act: something else that it needs is. On
-        rank 0, from any thread; of the others nothing is needed."""
+        """Ends the run as if a rank were lost, `before_end`'s act included, because something else that the
+        run needs is lost. Called on rank 0 alone, from any thread."""
 
     def close(self) -> None:
         """Finishes what `average` has queued and leaves the run in order; every rank calls it at its normal
@@ -169,7 +169,7 @@ class Communicator(Protocol):
 
 
 class Unwatched:
-    """The part of a `Communicator` that nobody needs who has no others, or does not look after them."""
+    """Empty members of a `Communicator` that has no other ranks, or does not watch them."""
 
     together = 0
 
@@ -181,15 +181,14 @@ class Unwatched:
 
 
 class DelegatingCommunicator:
-    """A `Communicator` around another one, `inner`, which does all the work; the base of those that change a
-    part of it."""
+    """Base of wrappers that change some members of a `Communicator`: hands every call on to `inner`."""
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.name = inner.name
         self.rank, self.size = inner.rank, inner.size
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
-        self.together = 0  # who compresses counts by array
+        self.together = 0  # compression works on each array by itself
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         self._inner.broadcast(arrays, root)
@@ -198,7 +197,7 @@ class DelegatingCommunicator:
         self._inner.average(arrays)
 
     def scaled_average(self, arrays: Sequence[NDArray]) -> float:
-        # Not the inner one's: an `average` that is changed counts for this method, too.
+        # Not the inner one's, so that an `average` of the subclass holds here too.
         self.average(arrays)
         return 1.0
 

@@ -68,8 +68,7 @@ def bits_of(groups: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bits]:
 
 
 def memory_of(array: mx.nd.NDArray, waits: bool = True) -> Any:
-    """The bytes of a CPU array, once nobody reads or writes it any more, or as they are without waiting for
-    that; not a copy."""
+    """Returns the bytes of a CPU array, not copied. `waits`: until no queued operator reads or writes it."""
     if waits:
         mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
     address = ctypes.c_void_p()

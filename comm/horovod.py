@@ -7,18 +7,12 @@ NCCL from 2.10 on uses ncclAvg. Summing first overflows in float16 where the mea
 memory; gradients are left as sums (`scaled_average`), and the optimizer, which multiplies anyway, divides.
 
 Arrays are sent one by one, so that each can travel while the backward pass still makes the next; on CPUs
-small gradients share an array (`together`). Horovod fuses those that are ready at the same time; which these
-are depends on timing, and with more than two ranks the order of summation with it. On CPUs fusion is off
-(HOROVOD_FUSION_THRESHOLD=0, unless the user sets it): a repeated run then gives the same bits. It costs
-nothing there: BERT-base's gradients, 440 MB, took two local ranks over MPI 0.44 to 0.60 s unfused, 0.44 to
-0.80 s fused, and 0.42 to 0.80 s as one group, which could only start when the last gradient was there.
-(HOROVOD_DISABLE_GROUP_FUSION is not used: under it a rank once filled the machine's memory instead of
-shutting down.)
-
-Two ranks over Open MPI exchange large arrays by its ring in segments of 512 KiB (`choose_allreduce`), which
-stay in the cache, where its own choice takes fresh memory for half of each array. BERT-base's bfloat16 step
-of two local ranks then takes 25 to 30 ms less. Small arrays keep Open MPI's choice: by the ring they cost
-more than that.
+small gradients share an array (`together`). Horovod fuses those that are ready at the same time, which
+depends on timing, and so does the order of summation of more than two ranks. On CPUs fusion is off
+(HOROVOD_FUSION_THRESHOLD=0, unless the user sets it), so that a repeated run gives the same bits, and two
+ranks over Open MPI exchange large arrays by its ring in segments (`choose_allreduce`).
+docs/notebook/communication.md has the times of both. HOROVOD_DISABLE_GROUP_FUSION is not used: under it a
+rank once filled the machine's memory instead of shutting down.
 
 `hvd.broadcast_` is not used. It passes the tensor to Horovod's background thread and then still reads the
 tensor's name for a log message; if the thread was quicker, MXNet has freed the name by then, and the rank

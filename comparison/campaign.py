@@ -148,12 +148,12 @@ class Store:
 
 
 def what_counts(values: Mapping[str, Any], cluster: Cluster | None) -> dict[str, Any]:
-    """A plan: a comparison's own values, and hosts, this machine, versions, the environment."""
+    """A plan: a comparison's own values, and hosts, this machine and checkout, versions, the environment."""
     here = machine.describe(ROOT)
     return {
         **values,
         "hosts": [list(line) for line in cluster.lines] if cluster else None,
-        "machine": {name: here[name] for name in ("cpu", "cores")},
+        "machine": {name: here[name] for name in ("cpu", "cores", "commit")},
         "versions": versions(),
         "environment": {
             name: value

@@ -27,12 +27,10 @@ def grid(
     width = max(6.0, panel_size[0] * columns)
     figure = new_figure((width, panel_size[1] * high * blocks + 0.9))
     axes = figure.subplots(blocks * high, columns, squeeze=False, sharey="all" if same_y else False)
-    places = [divmod(index, columns) for index in range(blocks * columns)]
-    panel_axes = [tuple(axes[block * high + row][column] for row in range(high)) for block, column in places]
-    for unused in panel_axes[panels:]:
-        for each in unused:
-            each.set_axis_off()
-    return figure, panel_axes[:panels]
+    panel_axes = axes.reshape(blocks, high, columns).swapaxes(1, 2).reshape(-1, high)
+    for unused in panel_axes[panels:].flat:
+        unused.set_axis_off()
+    return figure, [tuple(each) for each in panel_axes[:panels]]
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> None:

@@ -138,6 +138,8 @@ def read_report(given: str) -> Earlier:
         known.update({key: facts[key] for key in TRAINED} if "results" in content else {})
         known = {key: str(value) for key, value in known.items() if value is not None and value is not False}
         settings = (_of_runs if path.name == "report.json" else _of_others)(content)
+        for key, own in settings.items():
+            "".join((*key, own.reason))  # TypeError where one is no text
         return Earlier(path, bool(content["complete"]), str(facts["busy"]), known, settings)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(

@@ -4,6 +4,7 @@ field of what the comparisons take."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Union
 
 from base.command_line import (
-    OptionParser,
+    ScriptParser,
     count,
     num_processes,
     path_name,
@@ -309,13 +310,6 @@ def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions
             f" of {interval}; give {warm_up + 3 * interval} or more"
         )
     settings = all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
-    with tempfile.TemporaryDirectory() as directory:
-        for setting in settings:
-            backend = values["backends"][setting.backend]
-            try:
-                launch_words(backend, setting.workers, values["cluster"], directory)
-            except InputError as error:
-                raise InputError(f"--backends {setting.backend}: {error}") from error
     if options.no_profile and options.profiles != PROFILES:
         raise InputError(f"--profiles {options.profiles} and --no_profile exclude each other; leave one out")
     if not options.gpus and "float16" in options.dtypes:
@@ -351,13 +345,11 @@ def _of_emulation(
 
 
 def _parser(description: str | None) -> argparse.ArgumentParser:
-    parser = OptionParser(
+    parser = ScriptParser(
         prog="compare.py",
         usage="%(prog)s [options] [-- options of the training scripts]",
         description=description,
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     groups: tuple[tuple[str, str | None, type], ...] = (
         ("axes: every combination is compared", None, Axes),
@@ -391,29 +383,25 @@ def _settle_axes(
 ) -> None:
     """Gives the axes that were left out their values on this machine, and checks all."""
     local = bool(options.gpus) and cluster is None
-    if options.backends is None:
-        options.backends = ["hvd_mpi", "hvd_gloo", BYTEPS_LOCAL if local else "byteps"]
-    if options.workers is None:
-        most = cluster.slots if cluster else options.gpus or 2
-        options.workers = sorted({1, most})
-    if options.dtypes is None:
-        options.dtypes = ["float32", "float16" if options.gpus else "bfloat16"]
-    if options.batch_sizes is None:
-        random = any(word.startswith("--dummy_data_len") for word in options.script_args)
-        if (options.data or random) and not options.comm_only:
-            raise InputError(
-                "--batch_sizes: needed with --data and --dummy_data_len; for example --batch_sizes 1024 2048"
-            )
-        options.batch_sizes = list(EMBEDDED_BATCHES)
-    for key in options.backends:
+    random = any(word.startswith("--dummy_data_len") for word in options.script_args)
+    if options.batch_sizes is None and (options.data or random) and not options.comm_only:
+        raise InputError(
+            "--batch_sizes: needed with --data and --dummy_data_len; for example --batch_sizes 1024 2048"
+        )
+    for key in options.backends or ():
         if key not in backends:
             raise InputError(f"--backends {key}: choose from {', '.join(backends)}")
-    for name in ("backends", "workers", "dtypes", "batch_sizes"):
-        values = getattr(options, name)
+    for name, default in (
+        ("backends", ("hvd_mpi", "hvd_gloo", BYTEPS_LOCAL if local else "byteps")),
+        ("workers", sorted({1, cluster.slots if cluster else options.gpus or 2})),
+        ("dtypes", ("float32", "float16" if options.gpus else "bfloat16")),
+        ("batch_sizes", EMBEDDED_BATCHES),
+    ):
+        values = tuple(getattr(options, name) or default)
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"--{name}: {value} is named twice")
-        setattr(options, name, tuple(values))
+        setattr(options, name, values)
     most = max(options.workers)
     if cluster and most > cluster.slots:
         raise InputError(f"--workers {most}: {options.hostfile} has {cluster.slots} slots")
@@ -425,5 +413,11 @@ def _settle_axes(
             )
     if local and most > options.gpus:
         raise InputError(f"--workers {most}: there are {options.gpus} GPUs here")
+    with tempfile.TemporaryDirectory() as directory:
+        for key, workers in itertools.product(options.backends, options.workers):
+            try:
+                launch_words(backends[key], workers, cluster, directory)
+            except InputError as error:
+                raise InputError(f"--backends {key}: {error}") from error
     if options.model:
         parse_model(options.model)

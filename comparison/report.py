@@ -65,27 +65,21 @@ class Report(NamedTuple):
         texts = (markdown(each) if isinstance(each, Table) else each for each in self.document)
         return "\n\n".join(each.strip("\n") for each in texts if each) + "\n"
 
-    @property
-    def html(self) -> str:
-        drawn = [(name, figure) for name, figure in self.pictures.items() if figure]
-        return page(
-            [each for each in self.document if each],
-            {name: as_svg(figure, f"plot-{index}") for index, (name, figure) in enumerate(drawn)},
-        )
-
     def write(self, directory: Path) -> list[Path]:
         """Writes the files, each whole or not at all, and returns their paths. Raises OSError."""
-        drawn = {directory / name: figure for name, figure in self.pictures.items() if figure}
-        for path, figure in drawn.items():
-            save(figure, path, self.mark)
+        drawn = {name: figure for name, figure in self.pictures.items() if figure}
+        svgs = {}
+        for index, (name, figure) in enumerate(drawn.items()):
+            save(figure, directory / name, self.mark)
+            svgs[name] = as_svg(figure, f"plot-{index}")  # with the mark that `save` has added
         texts = {
             directory / f"{self.name}.md": self.markdown,
-            directory / f"{self.name}.html": self.html,  # with the marks that `save` has added
+            directory / f"{self.name}.html": page([each for each in self.document if each], svgs),
             directory / f"{self.name}.json": as_json(self.content),
         }
         for path, text in texts.items():
             write_text(path, text)
-        return [*texts, *drawn]
+        return [*texts, *(directory / name for name in drawn)]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ options          tables of the options for data and batches
 text/            text files to sentences
 tokenizing/      sentences to token ids
 store/           directories of columns, built once and memory-mapped
+protobuf         classes of messages, described without protoc
 formats/         files of instances in others' formats
 opening          kind, vocabulary, samples and fingerprint of the data that options name
 sharing          micro-batches of a step, shared by the ranks

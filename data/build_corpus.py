@@ -22,13 +22,21 @@ from base.command_line import OptionParser, path_name, path_names, whole
 from base.errors import InputError
 from base.progress import Printed
 from data.debian import SOURCES, Package, Source, fetch_package
-from data.embedded import Document, finished, held_out, python_documents, save_report, write_corpus
+from data.embedded import (
+    TRAIN_FILES,
+    Document,
+    finished,
+    held_out,
+    python_documents,
+    save_report,
+    write_corpus,
+)
 from data.text.corpus import documents as text_documents
 from data.text.corpus import expand_inputs
 from data.text.prose import plain_punctuation, whole_sentence
 from data.text.sentences import split_sentences
 from data.tokenizing.vocab import MAX_VOCAB_SIZE
-from data.train_vocab import MIN_VOCAB_SIZE
+from data.train_vocab import check_size
 
 VERSION = 1  # raise when the same packages would give other files
 EVAL_SHARE = 0.01  # of each source, held out as whole documents
@@ -109,13 +117,16 @@ def build(
     Raises:
         InputError: a package that cannot be had, bad text, or too little of it.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
+    check_size(vocab_size)
     settings: dict[str, Any] = {"version": VERSION, "vocab_size": vocab_size}
     if text is None:
         settings.update(packages=list(packages), python=sys.version)
     else:
         files = expand_inputs(text, "--text")
+        corpus = os.path.realpath(os.path.join(output, "corpus"))
+        replaced = [path for path in files if os.path.dirname(os.path.realpath(path)) == corpus]
+        if replaced:
+            raise InputError(f"--text: {replaced[0]} would be replaced; name another --output")
         settings.update(text=[[path, os.path.getsize(path), os.stat(path).st_mtime_ns] for path in files])
     done = finished(output, settings)
     if done is not None:
@@ -126,7 +137,7 @@ def build(
         _add_packages(collected, packages, output)
     else:
         collected.add("text", "", "your own", "text of your own", text_documents(files))
-    if not collected.aside:
+    if len(collected.kept) < TRAIN_FILES or not collected.aside:
         flag = "--packages" if text is None else "--text"
         raise InputError(f"{flag}: too little text to hold a part of it out; give more")
     figures = write_corpus(output, collected.kept, collected.aside, vocab_size, Printed())

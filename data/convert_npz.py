@@ -172,7 +172,7 @@ def _rows(loaded: Any) -> np.ndarray:
     widest = max(len(row) for row in rows)
     if widest > MAX_POSITIONS:
         raise InputError(f"a row has {widest} numbers, above {MAX_POSITIONS}")
-    padded = np.zeros((len(rows), widest), dtype=rows[0].dtype)
+    padded = np.zeros((len(rows), widest), np.result_type(*{row.dtype for row in rows}))
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return padded

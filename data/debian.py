@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import gzip
 import html.parser
+import itertools
 import os
 import re
 import shutil
@@ -173,19 +174,10 @@ _COMPRESS = b"\x1f\x9d\x90"  # what a file of compress(1) begins with
 
 def bible_documents(folder: str) -> Iterator[list[str]]:
     """The chapters of bible-kjv-text below `folder`, a paragraph each, without the numbers of the verses."""
-    chapter = ""
-    verses: list[str] = []
-    for line in _bible_text(os.path.join(folder, "usr/lib/bible.data")).split("\n"):
-        match = _VERSE.match(line)
-        if match is None:
-            continue
-        if match[1] != chapter and verses:
-            yield [" ".join(verses)]
-            verses = []
-        chapter = match[1]
-        verses.append(match[2])
-    if verses:
-        yield [" ".join(verses)]
+    lines = _bible_text(os.path.join(folder, "usr/lib/bible.data")).split("\n")
+    verses = filter(None, map(_VERSE.match, lines))
+    for _, chapter in itertools.groupby(verses, lambda verse: verse[1]):
+        yield [" ".join(verse[2] for verse in chapter)]
 
 
 def _bible_text(path: str) -> str:

@@ -13,25 +13,25 @@ import glob
 import hashlib
 import json
 import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 import warnings
 from collections import deque
 from typing import Any, Iterator, List, Mapping, Sequence
+
+import numpy as np
 
 from base.command_line import OptionParser, path_name, whole
 from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
 from base.progress import SILENT, Progress
-from data.store.tokens import cached_store, entropy, token_counts
+from data.store.tokens import entropy
 from data.text.corpus import expand_inputs
 from data.text.prose import prose_sentences
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import WordPieceTokenizer
 from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
-from data.train_vocab import MIN_VOCAB_SIZE, TrainingText, train_wordpiece
+from data.train_vocab import TrainingText, check_size, train_wordpiece
 
 VERSION = 1  # raise when the same Python would give other files
 EVAL_SHARE = 0.03  # of the text, held out as whole documents
@@ -74,8 +74,7 @@ def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None
     done = finished(output, settings)
     if done is not None:
         return done
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
+    check_size(vocab_size)
     documents = [sentences for _, sentences in python_documents(library) if len(sentences) >= MIN_SENTENCES]
     size = sum(len(sentence.encode("utf-8")) + 1 for sentences in documents for sentence in sentences)
     if size < MIN_BYTES:
@@ -186,20 +185,18 @@ def write_corpus(
     paths = expand_inputs(os.path.join(corpus, "train-*.txt"), "--output")
     train_wordpiece(TrainingText(paths, progress=progress), os.path.join(output, "vocab.txt"), vocab_size)
     vocab = load_vocab(os.path.join(output, "vocab.txt"))
-    scratch = tempfile.mkdtemp(dir=output)
-    try:
-        store = cached_store(paths, TokenizerSettings(vocab), scratch)
-        return {
-            "documents": store.num_documents,
-            "sentences": store.num_sentences,
-            "tokens": store.num_tokens,
-            "vocab_size": len(vocab),
-            "unigram_entropy": entropy(token_counts(store)),
-            "eval_documents": len(aside),
-            "eval_sentences": sum(len(document) for document in aside),
-        }
-    finally:  # NFS keeps the columns until the store is closed
-        shutil.rmtree(scratch, ignore_errors=True)
+    ids, ends = WordPieceTokenizer(vocab).encode([sentence for document in kept for sentence in document])
+    return {
+        "documents": len(kept),
+        "sentences": int(
+            np.count_nonzero(np.diff(ends, prepend=0))
+        ),  # a store leaves out those without tokens
+        "tokens": len(ids),
+        "vocab_size": len(vocab),
+        "unigram_entropy": entropy(np.bincount(ids)),
+        "eval_documents": len(aside),
+        "eval_sentences": sum(len(document) for document in aside),
+    }
 
 
 def save_report(output: str, result: Mapping[str, Any]) -> dict[str, Any]:

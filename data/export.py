@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from data.formats.records import Gathered, PretrainingArrays, in_blocks
 from data.options import MaskingConfig
 from data.pretraining.randomness import epoch_key, permuted
 from data.pretraining.sources import Batch, TextSource, padded, places
-from data.store.build import UNFINISHED, BuildPlan, Part, build_columns, make_directory
+from data.store.build import UNFINISHED, BuildPlan, Writers, build_columns, check_free, new_directory
 from data.store.instances import FORMAT, InstanceStore, instance_columns, write_rows
 from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
@@ -53,6 +54,19 @@ class CopiesConfig:
         default=5,
     )
     seed: int = option("seed of pairs, masks and order", count, default=0)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the copies of a text depend on."""
+        return {
+            "max_seq_length": self.masking.length,
+            "short_seq_prob": self.masking.short_seq_prob,
+            "masked_lm_prob": self.masking.masked_lm_prob,
+            "max_predictions_per_seq": self.masking.predictions,
+            "whole_word_mask": self.masking.whole_word_mask,
+            "dupe_factor": self.dupe_factor,
+            "seed": self.seed,
+        }
 
     def source(self, stores: Sequence[TokenStore]) -> TextSource:
         """The samples whose epoch e, over store e modulo their number, is copy e."""
@@ -80,16 +94,7 @@ def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
     Raises InputError for options out of range, and a store that is not one.
     """
     opened = [TokenStore.open(store) for store in stores]
-    source = copies.source(opened)  # so that bad options are named before anything is written
-    masks = {
-        "max_seq_length": source.max_length,
-        "short_seq_prob": copies.masking.short_seq_prob,
-        "masked_lm_prob": copies.masking.masked_lm_prob,
-        "max_predictions_per_seq": source.max_predictions,
-        "whole_word_mask": copies.masking.whole_word_mask,
-        "dupe_factor": copies.dupe_factor,
-        "seed": copies.seed,
-    }
+    copies.source(opened)  # so that bad options are named before anything is written
     units = []
     for epoch in range(copies.dupe_factor):
         store = opened[epoch % len(opened)]
@@ -105,8 +110,12 @@ def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
         instance_columns(len(vocabulary)),
         lambda: units,
         _MaskCopies(stores, copies),
-        {"format": FORMAT, "stores": manifests, "masks": masks},
-        {"format": FORMAT, "vocab_size": len(vocabulary), "sources": [{"name": unit.name} for unit in units]},
+        {"format": FORMAT, "stores": manifests, "masks": copies.identity},
+        {
+            "format": FORMAT,
+            "vocab_size": len(vocabulary),
+            "sources": [{"name": unit.name, "size": unit.size} for unit in units],
+        },
         what="masking",
     )
     return Rows(plan, epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE), vocabulary.pad_id)
@@ -122,26 +131,26 @@ class _CopyPiece(NamedTuple):
     pieces: int
 
 
+@dataclass(frozen=True)
 class _MaskCopies:
     """Makes the instances of a _CopyPiece. Picklable; a worker plans each epoch that it meets once."""
 
-    def __init__(self, directories: Sequence[str], copies: CopiesConfig) -> None:
-        self._directories, self._copies = list(directories), copies
-        self._source: TextSource | None = None
+    directories: Sequence[str]
+    copies: CopiesConfig
 
-    def __call__(self, unit: _CopyPiece, part: Part) -> dict[str, Any]:
-        seed = self._copies.seed
-        if self._source is None:
-            stores = [TokenStore.open(directory, verify=False) for directory in self._directories]
-            self._source = self._copies.source(stores)
-        total = len(self._source.lengths(seed, unit.epoch))
+    @cached_property
+    def _source(self) -> TextSource:
+        return self.copies.source([TokenStore.open(each, verify=False) for each in self.directories])
+
+    def __call__(self, unit: _CopyPiece, number: int, writers: Writers) -> dict[str, Any]:
+        seed, source, length = self.copies.seed, self._source, self._source.max_length
+        total = len(source.lengths(seed, unit.epoch))
         first, end = total * unit.piece // unit.pieces, total * (unit.piece + 1) // unit.pieces
-        length, source = self._source.max_length, self._source
         blocks = (
             as_arrays(source.collate(seed, unit.epoch, indices, length))
             for indices in in_blocks(np.arange(first, end))
         )
-        return {"counts": write_rows(part, blocks, length, source.max_predictions)}
+        return {"counts": write_rows(writers, blocks, length, source.max_predictions)}
 
 
 def as_arrays(batch: Batch) -> PretrainingArrays:
@@ -170,6 +179,11 @@ class FileConfig:
     gzip: bool = flag("compress TFRecord and OFRecord (npz and HDF5 always are)")
     instances_per_file: int = option("(default: 100,000)", positive_int, default=100_000)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that files depend on beside the instances."""
+        return {"format": EXPORT_FORMAT, "files": asdict(self)}
+
     def file_name(self, number: int) -> str:
         """As the format's users name them; NVIDIA's script takes only files with "training" in their name."""
         if self.format == "ofrecord":
@@ -178,6 +192,15 @@ class FileConfig:
             return f"training-{number:05d}.hdf5"
         packed = ".gz" if self.gzip and self.format == "tfrecord" else ""
         return f"pretrain-{number:05d}.{self.format}{packed}"
+
+
+def check_output(output: str, files: FileConfig, identity: Mapping[str, Any]) -> None:
+    """Raises InputError for files that cannot be made, and if `output` holds others already, by as much of
+    their identity as is known."""
+    if files.gzip and files.format == "ofrecord":
+        raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
+    check_values(files)
+    check_free(output, {**identity, **files.identity})
 
 
 def export(
@@ -189,46 +212,44 @@ def export(
     data.store.build.build_columns), options out of range, what a format cannot hold (HDF5: weights), or if
     `output` holds something else.
     """
-    if files.gzip and files.format == "ofrecord":
-        raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
-    check_values(files)
-    written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
-    identity = {**rows.plan.identity, "format": EXPORT_FORMAT, "files": written}
+    identity = {**rows.plan.identity, **files.identity}
+    check_output(output, files, identity)
 
-    def make(partial: str) -> None:
-        directory = os.path.join(partial, UNFINISHED, "instances")
-        build_columns(directory, rows.plan, num_workers, progress)
-        store = InstanceStore.open(directory, verify=False)
-        num_files = -(-store.num_instances // files.instances_per_file)
-        bounds = [store.num_instances * number // num_files for number in range(num_files + 1)]
-        jobs = [
-            _FileJob(os.path.join(partial, files.file_name(number)), start, stop)
-            for number, (start, stop) in enumerate(zip(bounds, bounds[1:]))
-        ]
-        work = functools.partial(_write_file, files, (rows.key, rows.pad_id), directory)
-        token_bytes = store.ids.itemsize + store.segments.itemsize
-        described = []
-        progress.begin(f"writing {files.format}", store.num_tokens * token_bytes)
-        try:
-            in_process = num_files <= 1 or num_workers <= 1
-            results = (work(job) for job in jobs) if in_process else in_order(work, jobs, num_workers)
-            with closing(results):
-                for job, result in zip(jobs, results):
-                    described.append(result)
-                    progress.update(int(store.token_ends[job.stop]) * token_bytes, {"instances": job.stop})
-        finally:
-            progress.end()
-        content = {
-            "format": EXPORT_FORMAT,
-            "identity": identity,
-            "counts": store.manifest["counts"],
-            "messages": store.manifest["messages"],
-            "files": described,
-        }
-        write_json(os.path.join(partial, MANIFEST), content)
-
-    make_directory(output, identity, make, progress)
+    with new_directory(output, identity, progress) as partial:
+        if partial is not None:
+            found = _write_files(rows, files, partial, num_workers, progress)
+            content = {"format": EXPORT_FORMAT, "identity": identity, **found}
+            write_json(os.path.join(partial, MANIFEST), content)
     return read_json(os.path.join(output, MANIFEST))
+
+
+def _write_files(
+    rows: Rows, files: FileConfig, partial: str, num_workers: int, progress: Progress
+) -> dict[str, Any]:
+    """Builds the instance store in `partial`, and from it the files; returns the manifest's part on these."""
+    directory = os.path.join(partial, UNFINISHED, "instances")
+    build_columns(directory, rows.plan, num_workers, progress)
+    store = InstanceStore.open(directory, verify=False)
+    num_files = -(-store.num_instances // files.instances_per_file)
+    bounds = [store.num_instances * number // num_files for number in range(num_files + 1)]
+    jobs = [
+        _FileJob(os.path.join(partial, files.file_name(number)), start, stop)
+        for number, (start, stop) in enumerate(zip(bounds, bounds[1:]))
+    ]
+    work = functools.partial(_write_file, files, (rows.key, rows.pad_id), directory)
+    token_bytes = store.ids.itemsize + store.segments.itemsize
+    described = []
+    progress.begin(f"writing {files.format}", store.num_tokens * token_bytes)
+    try:
+        in_process = num_files <= 1 or num_workers <= 1
+        results = (work(job) for job in jobs) if in_process else in_order(work, jobs, num_workers)
+        with closing(results):
+            for job, result in zip(jobs, results):
+                described.append(result)
+                progress.update(int(store.token_ends[job.stop]) * token_bytes, {"instances": job.stop})
+    finally:
+        progress.end()
+    return {"counts": store.manifest["counts"], "messages": store.manifest["messages"], "files": described}
 
 
 class _FileJob(NamedTuple):

@@ -8,6 +8,7 @@ python -m data.inspect --raw 'corpus/*.txt' --vocab vocab.txt
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, count, num_processes, path_name
+from base.command_line import ScriptParser, code_of, count, num_processes, path_name, show_anything
 from base.errors import InputError
 from base.options import add_options, taken
 from base.progress import Printed
@@ -55,20 +56,14 @@ what the batches of given settings look like and how much of them is padding, an
 numbers go into a picture, NAME.lengths.png in the working directory. Options have the names, meanings and
 defaults of the training scripts; with the same ones, instance i of epoch e is the one that the training gets.
 """
-KINDS = {
-    TOKEN_STORE: "token store",
-    INSTANCE_STORE: "instance store",
-    INSTANCES: "files with masks",
-    TEXT: "text",
-}
 _OF_PAIRS = ("short_seq_prob", "masked_lm_prob", "whole_word_mask", "static_masks")
 _OF_TEXT = ("text_format", "split_sentences", "cased")
 _OF_FILES = ("raw", "skip_bad_records", "cache_dir")
-_IDLE = {  # kind: options that do nothing there, and why
-    TOKEN_STORE: ((*_OF_TEXT, *_OF_FILES), "is a token store"),
-    INSTANCE_STORE: ((*_OF_PAIRS, *_OF_TEXT, *_OF_FILES), "has its masks"),
-    INSTANCES: ((*_OF_PAIRS, *_OF_TEXT), "has its masks"),
-    TEXT: ((), ""),
+_KINDS = {  # of data: its name, options that do nothing there, and why
+    TOKEN_STORE: ("token store", (*_OF_TEXT, *_OF_FILES), "is a token store"),
+    INSTANCE_STORE: ("instance store", (*_OF_PAIRS, *_OF_TEXT, *_OF_FILES), "has its masks"),
+    INSTANCES: ("files with masks", (*_OF_PAIRS, *_OF_TEXT), "has its masks"),
+    TEXT: ("text", (), ""),
 }
 
 
@@ -87,7 +82,7 @@ def inspect(
     masks, occurrences = mask_facts(source, seed, epoch, vocab)
     facts: dict[str, Any] = {
         "path": ",".join(options.path),
-        "kind": KINDS[data.kind],
+        "kind": _KINDS[data.kind][0],
         "counts": counts,
         "vocabulary": None
         if vocab is None
@@ -134,13 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         with tempfile.TemporaryDirectory(prefix="inspect-") as scratch:
             return _run(options, scratch)
-    except InputError as error:
+    except BrokenPipeError:
+        raise  # for `code_of`
+    except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # Whoever read has seen enough. What is still buffered must not raise once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -149,11 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, scratch: str) -> int:
     """Looks at the data and prints. What is tokenized or converted goes to --cache_dir, where a training
     finds it, or to `scratch`."""
-    # Names of tokens and files hold anything; what the terminal's encoding lacks is written as an escape.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    show_anything()
+    plot = None if options.plot is None else os.path.expanduser(options.plot)
+    if plot is not None and not os.path.isdir(os.path.dirname(plot) or "."):
+        raise InputError(f"--plot: cannot write {plot}: {os.strerror(errno.ENOENT)}")
     data = inspected_data(options.path, options.raw)
-    names, reason = _IDLE[data.kind]
+    _, names, reason = _KINDS[data.kind]
     for name in names:  # whoever gives an option believes that it counts
         if getattr(options, name) not in (None, False):
             raise InputError(f"--{name} does nothing here: {options.path[0]} {reason}")
@@ -169,14 +163,12 @@ def _run(options: argparse.Namespace, scratch: str) -> int:
 
     name = os.path.basename(os.path.abspath(data.paths[0]))
     # By default not beside the data: a glob that named it would take the picture for data.
-    picture = None if options.no_plot or options.json else f"{name}.lengths.png"
-    if options.plot is not None:
-        picture = os.path.expanduser(options.plot)
+    picture = plot or (None if options.no_plot or options.json else f"{name}.lengths.png")
     if picture is not None:
         try:
             draw_lengths(picture, f"{name}: {facts['kind']}", facts)
         except OSError as error:
-            if options.plot is not None:
+            if plot is not None:
                 raise InputError(f"--plot: cannot write {picture}: {error.strerror}") from error
             # It is the default, and the bars in the terminal say the same.
             print(f"no picture: cannot write {picture}: {error.strerror}", file=sys.stderr)
@@ -221,11 +213,9 @@ def _style(pieces: bool) -> Style:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OptionParser(
+    parser = ScriptParser(
         prog="python -m data.inspect",
         description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "path",
@@ -291,4 +281,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

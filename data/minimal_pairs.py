@@ -2,7 +2,7 @@
 of them, sentences to masked copies, judgements to accuracies by paradigm and group, and a picture of these.
 
 The predictions of the copies add up to pseudo-log-likelihoods. That of a sentence is the sum over its tokens
-of log p(token | the sentence with that token masked) (Salazar et al., arXiv:1911.00106, equation 1). [CLS]
+of log p(token | the sentence with that token masked) (Salazar et al., arXiv:1910.14659, equation 1). [CLS]
 and [SEP] are no tokens of it. A word of several pieces is thereby overrated: a piece is easily guessed from
 the next ones. In the variant of Kauf and Ivanova (arXiv:2305.10588, section 3: PLL-word-l2r) the later pieces
 of the same word are masked, too.
@@ -16,7 +16,7 @@ from typing import Iterator, NamedTuple, NoReturn, Sequence
 
 import numpy as np
 
-from base.drawing import COLOURS, new_figure
+from base.drawing import COLOURS, literal, new_figure
 from base.errors import InputError
 from base.files import replacing
 from data.classification.examples import Table
@@ -222,7 +222,7 @@ def draw_accuracies(path: str, title: str, found: Accuracies) -> None:
     names = [each.group for each in found.groups]
     figure = new_figure((9, 1.6 + _INCHES * len(found.paradigms)))
     axes = figure.subplots()
-    axes.set(title=title, xlabel="accuracy in %, with two standard errors", xlim=(0, 100))
+    axes.set(title=literal(title), xlabel="accuracy in %, with two standard errors", xlim=(0, 100))
     places = range(len(found.paradigms))
     for group in names:
         own = [index for index in places if found.paradigms[index].group == group]
@@ -233,9 +233,9 @@ def draw_accuracies(path: str, title: str, found: Accuracies) -> None:
             color=_COLOURS[names.index(group) % len(_COLOURS)],
             error_kw={"elinewidth": 0.8},
         )
-        axes.text(101, sum(own) / len(own), group, va="center", fontsize=8)
+        axes.text(101, sum(own) / len(own), literal(group), va="center", fontsize=8)
     axes.axvline(50, color="black", linewidth=0.8, linestyle="--", label="chance")
-    axes.set_yticks(places, [each.name for each in found.paradigms], fontsize=7)
+    axes.set_yticks(places, [literal(each.name) for each in found.paradigms], fontsize=7)
     axes.set_ylim(len(found.paradigms) - 0.4, -0.6)  # the first one at the top
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower left", fontsize=8)

@@ -124,9 +124,9 @@ def check_instances(paths: Sequence[str], max_seq_length: int | None, max_predic
     """
     widest = 0
     for path in paths:
-        facts = peek(path)
-        check_limits(path, facts.width, facts.num_predictions, max_seq_length, max_predictions)
-        widest = max(widest, facts.width)
+        width, predictions = peek(path)
+        check_limits(path, width, predictions, max_seq_length, max_predictions)
+        widest = max(widest, width)
     return widest
 
 

@@ -22,6 +22,7 @@ from base.command_line import (
 )
 from base.errors import InputError
 from base.options import RANK, check_values, flag, option, options_in, taken
+from lamb_paper import default_max_predictions
 
 MAX_POSITIONS = 512  # rows of BERT's position embedding
 MIN_SEQ_LENGTH = 5  # [CLS] a [SEP] b [SEP]
@@ -107,6 +108,16 @@ class MaskingConfig:
         "each sequence is one sentence of the text, and nothing is learned about the next one: for models "
         "that judge single sentences (score.py)"
     )
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a sequence."""
+        return self.max_seq_length or MAX_POSITIONS
+
+    @property
+    def predictions(self) -> int:
+        """Most masked positions of a sequence."""
+        return self.max_predictions_per_seq or default_max_predictions(self.length)
 
     def check(self) -> None:
         """Raises InputError naming the option that is out of range."""

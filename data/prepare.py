@@ -7,27 +7,38 @@ python -m data.prepare --input 'old/*.npz' --output shards/ --format tfrecord --
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
 from base.command_line import OptionParser, num_processes, path_name, path_names
 from base.errors import InputError
 from base.options import add_options, options_in, taken
 from base.progress import Printed
-from data.export import STORE, CopiesConfig, FileConfig, Rows, export, text_rows
-from data.opening import INSTANCES, TEXT, TOKEN_STORE, load_vocabulary, named_data, tokenizer_settings
+from data.export import STORE, CopiesConfig, FileConfig, Rows, check_output, export, text_rows
+from data.opening import (
+    INSTANCES,
+    TEXT,
+    TOKEN_STORE,
+    check_instances,
+    common_vocabulary,
+    load_vocabulary,
+    named_data,
+    tokenizer_settings,
+)
 from data.options import TABLE, DataConfig, check_tokenizer
-from data.store.build import build_columns, is_built
+from data.store.build import build_columns, check_free, is_built
 from data.store.instances import instance_store_plan
 from data.store.manifest import MANIFEST, read_json
 from data.store.tokens import cached_store, token_store_plan
 from data.tokenizing.vocab import Vocabulary
 
 _MESSAGES_SHOWN = 5
+_LENGTH = 128  # of instances made of text
 _FILES = options_in(CopiesConfig, FileConfig)
 _DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of
 masked instances for this and other projects (--format)."""
@@ -58,12 +69,12 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
     data = taken(DataConfig, options)
     check_tokenizer(data.tokenizer)
     data.masking.check()
-    files = taken(FileConfig, options)
+    files, length = taken(FileConfig, options), data.masking.max_seq_length or _LENGTH
     return PrepareConfig(
         options.input,
         os.path.abspath(os.path.expanduser(options.output)),
         data,
-        taken(CopiesConfig, options, masking=data.masking),
+        taken(CopiesConfig, options, masking=replace(data.masking, max_seq_length=length)),
         None if files.format == STORE else files,
         options.num_workers,
     )
@@ -87,14 +98,22 @@ def prepare(config: PrepareConfig) -> None:
         _make_store(config, data.paths)
         return
     made_on_the_way, text, progress = f"{output}.tokens", config.data.text, Printed()
+    check_output(output, files, {} if data.kind == INSTANCES else {"masks": config.copies.identity})
     if data.kind == INSTANCES:
+        masking = config.data.masking  # what is stored cannot be made shorter
+        check_instances(data.paths, masking.max_seq_length, masking.max_predictions_per_seq)
         plan = instance_store_plan(
             data.paths, len(_vocabulary(config)), text.skip_bad_records, progress=progress
         )
         rows = Rows(plan)
     elif data.kind == TOKEN_STORE:
+        common_vocabulary(config.data.tokenizer, data)
         rows = text_rows(data.paths, config.copies)
     else:
+        there = os.listdir(made_on_the_way) if os.path.isdir(made_on_the_way) else []
+        others = [name for name in there if not name.startswith(("tokens-", "hashes.json"))]
+        if others:
+            raise InputError(f"{made_on_the_way} holds {others[0]} and is removed at the end; move that away")
         words, directories = _vocabulary(config), []
         # One store, or for a tokenizer that samples one a copy
         samples = tokenizer_settings(config.data.tokenizer, words).samples
@@ -107,7 +126,7 @@ def prepare(config: PrepareConfig) -> None:
         rows = text_rows(directories, config.copies)
     manifest = export(rows, output, files, config.num_workers, progress)
     if data.kind == TEXT:
-        shutil.rmtree(made_on_the_way)
+        shutil.rmtree(made_on_the_way, ignore_errors=True)  # the same command beside this one may have
     counts, size = manifest["counts"], sum(file["size"] for file in manifest["files"])
     print(
         f"{output}: {len(manifest['files']):,} files, {size:,} bytes; {counts['instances']:,} "
@@ -119,6 +138,7 @@ def prepare(config: PrepareConfig) -> None:
 def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
     progress, output, text = Printed(), config.output, config.data.text
     settings = tokenizer_settings(config.data.tokenizer, _vocabulary(config))
+    check_free(output, {})  # before the checksums of a large text
     plan = token_store_plan(paths, settings, text, progress=progress)
     if is_built(output, plan.identity):
         print(f"{output} is there already, of the same text and settings: nothing to do")
@@ -155,8 +175,9 @@ def _check_apart(patterns: str, paths: Sequence[str], output: str) -> None:
         path, folder = os.path.realpath(path), os.path.realpath(folder)
         return os.path.commonpath([path, folder]) == folder
 
-    folders = [os.path.expanduser(piece.strip()) for piece in patterns.split(",")]
-    inside = [folder for folder in folders if os.path.isdir(folder) and is_below(output, folder)]
+    named = [os.path.expanduser(piece.strip()) for piece in patterns.split(",")]
+    inside = [name for name in named if os.path.isdir(name) and is_below(output, name)]
+    inside += [name for name in named if fnmatch.fnmatch(output, os.path.abspath(name))]
     inside += [path for path in paths if is_below(path, output)]
     if inside:
         raise InputError(f"--output {output} and --input {inside[0]}: one lies in the other; keep them apart")
@@ -200,7 +221,7 @@ def _parser() -> OptionParser:
     add = parser.add_argument_group("files of instances (--format other than store)").add_argument
     add_options(add, _FILES, "format")
     changes: dict[str, dict[str, Any]] = {
-        "max_seq_length": {"default": 128, "help": "tokens of an instance (default: 128)"},
+        "max_seq_length": {"help": f"tokens of an instance (default: {_LENGTH})"},
         "max_predictions_per_seq": {
             "help": "masked tokens of an instance (default: 20 at 128 tokens, 80 at 512, else 15%% rounded "
             "up)"
@@ -216,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
         prepare(parse(arguments))
-    except InputError as error:
+    except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -9,12 +9,12 @@ from base.errors import InputError
 
 @dataclass(frozen=True)
 class Share:
-    """The micro-batches of each step that one rank takes: of 0 to `micro_batches` - 1 those numbered rank,
+    """One rank's part of the micro-batches of a step: of the numbers 0 to `micro_batches` - 1 it takes rank,
     rank + world_size, and so on.
 
-    A step has the same micro-batches for any number of ranks. Where they do not divide, the first ranks take
-    one more than the others; since losses are divided by counts over all ranks (training.step), the step's
-    gradient is the same.
+    A step has the same micro-batches for any number of ranks. If they cannot be divided evenly, the first
+    ranks take one more. The gradient does not depend on it, since losses are divided by counts over all
+    ranks (training.step).
     """
 
     rank: int

@@ -14,6 +14,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Iterator, Sequence
 
@@ -29,12 +30,13 @@ from base.options import add_options, taken
 from base.progress import SILENT, Printed, Progress
 from data.options import TABLE, TextConfig
 from data.store.build import Skipped
-from data.text.corpus import expand_inputs, read_unit, text_units
+from data.text.corpus import TextUnit, expand_inputs, read_unit, text_units
 from data.text.sentences import UNKNOWN
 from data.tokenizing.tokenizer import (
     MAX_CHARS_PER_WORD,
     bert_normalizer,
     load_sentencepiece,
+    sentencepiece_package,
     without_surrogates,
 )
 from data.tokenizing.vocab import (
@@ -50,6 +52,7 @@ from data.tokenizing.vocab import (
 _MESSAGES_SHOWN = 5
 
 
+@dataclass(eq=False)
 class TrainingText:
     """Sentences of text files, to be gone through as often as needed.
 
@@ -59,19 +62,16 @@ class TrainingText:
     Raises InputError for bad text while iterating.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        settings: TextConfig = TextConfig(),
-        max_sentences: int = 0,
-        seed: int = 0,
-        progress: Progress = SILENT,
-    ) -> None:
-        self._paths, self._settings = paths, settings
-        self._units = text_units(paths, settings)
-        self._max_sentences, self._seed = max_sentences, seed
-        self._progress = progress
-        self.skipped = Skipped()
+    paths: Sequence[str]
+    settings: TextConfig = TextConfig()
+    max_sentences: int = 0
+    seed: int = 0
+    progress: Progress = SILENT
+    skipped: Skipped = field(default_factory=Skipped, init=False)
+
+    @cached_property
+    def _units(self) -> Sequence[TextUnit]:
+        return text_units(self.paths, self.settings)
 
     @cached_property
     def sentences(self) -> int:
@@ -81,43 +81,48 @@ class TrainingText:
     @property
     def drawn(self) -> int:
         """Number of sentences that a pass gives."""
-        return min(self.sentences, self._max_sentences) if self._max_sentences else self.sentences
+        return min(self.sentences, self.max_sentences) if self.max_sentences else self.sentences
 
     def passes(self, what: str) -> Iterator[str]:
         """The sentences, one pass; `what` is what the progress calls it."""
-        if not self._max_sentences or self.sentences <= self._max_sentences:
+        if not self.max_sentences or self.sentences <= self.max_sentences:
             yield from self._all(what)
             return
-        generator = random.Random(self._seed)
-        left, wanted = self.sentences, self._max_sentences
+        generator = random.Random(self.seed)
+        left, wanted = self.sentences, self.max_sentences
         for sentence in self._all(what):
             if generator.random() * left < wanted:  # Knuth's selection sampling: exactly `wanted` of `left`
                 wanted -= 1
                 yield sentence
             left -= 1
         if left:
-            raise InputError(f"the text changed while it was read: {', '.join(self._paths)}; start again")
+            raise InputError(f"the text changed while it was read: {', '.join(self.paths)}; start again")
 
     def _all(self, what: str) -> Iterator[str]:
         self.skipped = Skipped()
-        self._progress.begin(what, sum(unit.size for unit in self._units))
+        self.progress.begin(what, sum(unit.size for unit in self._units))
         done = 0
         try:
             for unit in self._units:
-                for sentence in read_unit(unit, self._settings, self.skipped):
+                for sentence in read_unit(unit, self.settings, self.skipped):
                     if sentence is not None:
                         # A word that the text's makers took out teaches nothing.
                         yield without_surrogates(sentence.replace(UNKNOWN, " "))
                 done += unit.size
-                self._progress.update(done, {})
+                self.progress.update(done, {})
         finally:
-            self._progress.end()
+            self.progress.end()
 
 
 MIN_VOCAB_SIZE = 100
-ALPHABET_LIMIT = (
-    1000  # rarer characters become [UNK]; Hugging Face's BertWordPieceTokenizer has the same limit
-)
+# Rarer characters become [UNK]; Hugging Face's BertWordPieceTokenizer has the same limit.
+ALPHABET_LIMIT = 1000
+
+
+def check_size(vocab_size: int) -> None:
+    """Raises InputError for a --vocab_size that no WordPiece vocabulary can have."""
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
 
 
 def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: bool = False) -> int:
@@ -127,8 +132,7 @@ def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: boo
     The same text gives the same file. Memory grows with the number of distinct words, not with the text.
     Raises InputError for bad text or none, and for a `vocab_size` below MIN_VOCAB_SIZE.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
+    check_size(vocab_size)
     normalizer = bert_normalizer(cased)
     counts: Counter[str] = Counter()
     for line in text.passes("counting characters"):
@@ -181,17 +185,29 @@ def train_sentencepiece(
     the same release of SentencePiece. Memory grows with the text.
     Raises InputError for bad text or none, and when `vocab_size` does not fit the text.
     """
-    try:
-        import sentencepiece  # only SentencePiece vocabularies need it
-    except ImportError as error:
-        raise InputError(
-            "--type sentencepiece needs the sentencepiece package: pip install sentencepiece"
-        ) from error
-    sentences = _Sentences(text, cased)
+    trainer = sentencepiece_package("--type sentencepiece").SentencePieceTrainer
+    normalizer, pre_tokenizer = bert_normalizer(cased), BertPreTokenizer()
+    given, failures = 0, []  # type: int, list[BaseException]
+
+    def sentences() -> Iterator[str]:
+        # SentencePiece must not see an exception of its iterator; what it makes of one depends on its release
+        nonlocal given
+        try:
+            for line in text.passes("reading sentences"):
+                # SentencePiece reserves its mark of a word's start and would leave out the whole sentence.
+                normal = normalizer.normalize_str(line.replace(WORD_START, " "))
+                words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
+                sentence = " ".join(word for word in words if len(word) <= MAX_CHARS_PER_WORD)
+                if sentence:
+                    given += 1
+                    yield sentence
+        except BaseException as error:
+            failures.append(error)
+
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+        trainer.train(
+            sentence_iterator=sentences(),
             model_writer=model,
             model_type=model_type,
             vocab_size=vocab_size,
@@ -207,40 +223,13 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except (RuntimeError, SystemError) as error:
-        if sentences.error is None:
-            raise InputError(_explain(str(error), vocab_size, sentences.given)) from error
-    if sentences.error is not None:
-        raise sentences.error
+        if not failures:
+            raise InputError(_explain(str(error), vocab_size, given)) from error
+    if failures:
+        raise failures[0]
     with replacing(output) as handle:
         handle.write(model.getvalue())
     return len(load_sentencepiece(output))
-
-
-class _Sentences:
-    """The text's sentences as basic tokens between spaces.
-
-    SentencePiece must not see an exception of its iterator: what it makes of one depends on its release. The
-    iterator ends instead, and `error` keeps the exception.
-    """
-
-    def __init__(self, text: TrainingText, cased: bool) -> None:
-        self._text = text
-        self._normalizer, self._pre_tokenizer = bert_normalizer(cased), BertPreTokenizer()
-        self.given = 0
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for line in self._text.passes("reading sentences"):
-                # SentencePiece reserves its mark of a word's start and would leave out the whole sentence.
-                normal = self._normalizer.normalize_str(line.replace(WORD_START, " "))
-                words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(normal)]
-                sentence = " ".join(word for word in words if len(word) <= MAX_CHARS_PER_WORD)
-                if sentence:
-                    self.given += 1
-                    yield sentence
-        except BaseException as error:
-            self.error = error
 
 
 def _explain(message: str, vocab_size: int, given: int) -> str:
@@ -317,6 +306,8 @@ def _train(options: argparse.Namespace) -> None:
         raise InputError(f"--output: no such directory: {directory}")
     if os.path.lexists(output):
         raise InputError(f"--output: {output} is there already; name another file or remove it")
+    if options.type == WORDPIECE:  # before sentences are counted
+        check_size(options.vocab_size)
     progress = Printed()
     paths = expand_inputs(options.input, "--input")
     text = TrainingText(paths, taken(TextConfig, options), options.max_sentences, options.seed, progress)

@@ -29,7 +29,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, path_name, within
+from base.command_line import CommandParser, code_of, path_name, within
 from base.errors import InputError
 from base.options import add_options, flag, option, options_in, taken
 from hosts.addresses import addresses, bare, is_here
@@ -269,7 +269,7 @@ def _slow(links: Mapping[tuple[str, str], float], at_least: float | None) -> Ite
     if not links:
         return
     median = sorted(links.values())[len(links) // 2]
-    limit = at_least or UNEVEN * median
+    limit = UNEVEN * median if at_least is None else at_least
     for (here, there), speed in links.items():
         if speed < limit:
             wanted = f"--at_least {at_least:g}" if at_least else f"the median link has {median:.3g}"
@@ -296,4 +296,4 @@ def table(report: Report, slots: Mapping[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -32,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -166,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     errors = Screen(sys.stderr.buffer)
     try:
         return run(list(sys.argv[1:] if argv is None else argv), errors)
+    except KeyboardInterrupt:  # before `Signals`
+        return 128 + signal.SIGINT
     finally:
         errors.finish(FINISH)
 
@@ -177,6 +180,7 @@ def run(words: list[str], errors: Screen) -> int:
         The exit code: 2 on bad input, 1 when a part could not be started, else the run's.
     """
     screen, said = Screen(sys.stdout.buffer, errors.say), [""]
+    code, told = 1, None  # the command of --notify, when the run has begun
 
     def say(line: str) -> None:
         said[0] = line
@@ -201,25 +205,22 @@ def run(words: list[str], errors: Screen) -> int:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # each part takes several
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         log_dir = None if options.log_dir is None else Path(options.log_dir)
-        try:
-            code = _run(
-                launch, lambda: Output(None if options.quiet else (screen, errors), log_dir, say), say
-            )
-        except Stopped as stopped:
-            say(str(stopped))
-            code = stopped.code
-        if options.policy.notify:
-            event = notify.FAILURE if code not in (0, RUN_AGAIN, *STOPPED) else notify.END
-            notify.tell(event, said[0] if code else "complete", code, options.policy.notify)
-        return code
+        told = options.policy.notify
+        code = _run(launch, lambda: Output(None if options.quiet else (screen, errors), log_dir, say), say)
+    except Stopped as stopped:
+        say(str(stopped))
+        code = stopped.code
     except InputError as error:
-        errors.say(str(error))
-        return 2
+        say(str(error))
+        code = 2
     except OSError as error:
-        errors.say(f"{error.filename or 'a part'}: {error.strerror}; ended the run")
-        return 1
+        say(f"{error.filename or 'a part'}: {error.strerror}; ended the run")
     finally:
+        if told:
+            event = notify.FAILURE if code not in (0, RUN_AGAIN, *STOPPED) else notify.END
+            notify.tell(event, said[0] if code else "complete", code, told)
         screen.finish(FINISH)
+    return code
 
 
 def _run(launch: Launch, output: Callable[[], Output], say: Callable[[str], None]) -> int:

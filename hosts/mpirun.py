@@ -177,7 +177,7 @@ def version(program: str) -> int:
         first = one_line(said.strip().partition("\n")[0]) or f"exit code {result.returncode}"
         raise InputError(
             f"{program}: is not Open MPI's ({first}), which Horovod is built with; put Open MPI's first on "
-            "PATH, or name it: --mpirun /usr/bin/mpirun.openmpi"
+            "PATH, or name it to hosts/launch.py: --mpirun /usr/bin/mpirun.openmpi"
         )
     return int(number[1])
 

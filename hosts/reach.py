@@ -27,7 +27,7 @@ ANSWER = str(Path(__file__).resolve().with_name("answer.py"))
 SECONDS = 45.0  # for an answer; ssh gives up a connection after 30 (hosts/launching/parts.py)
 CLOSING = 1.0  # seconds for remote shells to end when nothing more is asked
 APART = 5.0  # seconds between two clocks that are worth a line
-HERE = ""  # this machine, among the hosts that are asked
+HERE, OWN = "", "this machine"  # among the hosts that are asked, and in `faults_of`
 # A login shell may be any, so sh does the rest. $0: folder, $1: interpreter, $2: hosts/answer.py, $3: token,
 # $4: the PATH of the run.
 _SCRIPT = (
@@ -110,9 +110,7 @@ class Question:
         words = ["sh", "-c", _SCRIPT, self.directory, self.python, ANSWER, token, self.path]
         return words if host == HERE else [*self.ssh, host, shlex.join(words)]
 
-    def fault(
-        self, answer: Mapping[str, Any], own: Mapping[str, Any], whose: str = "this machine"
-    ) -> Fault | None:
+    def fault(self, answer: Mapping[str, Any], own: Mapping[str, Any], whose: str = OWN) -> Fault | None:
         """Compares a host's facts with `own`, which are this machine's or another host's."""
         missing = [program for program, path in answer["programs"].items() if path is None]
         if missing:
@@ -316,7 +314,7 @@ def faults_of(
         about = {"ask": "facts", "programs": question.programs}
         answers, silent = conversation.ask(dict.fromkeys(asked, about), SECONDS, wait)
     own = answers.get(HERE)
-    faults = {"this machine": silent[HERE]} if own is None else {}
+    faults = {OWN: silent[HERE]} if own is None else {}
     for host in asked[:-1]:
         answer = answers.get(host)
         fault = silent.get(host) if answer is None or own is None else question.fault(answer, own)

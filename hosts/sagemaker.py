@@ -28,7 +28,7 @@ from base.command_line import CommandParser, matching, whole
 from base.errors import InputError
 from base.launchers import HVD
 from hosts.mpirun import variables
-from hosts.plans import script_and_options, write_cluster_job
+from hosts.plans import CKPT_DIR, script_and_options, write_cluster_job
 
 SIGKILL_AFTER = "3"  # seconds; every failure takes twice as long there
 _BUCKET = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?"
@@ -115,9 +115,10 @@ def _call(args: argparse.Namespace, own: Sequence[str]) -> str:
     words, about = script_and_options(args, HVD, args.instances * args.slots, own)
     channels = dict(each.partition("=")[::2] for each in args.channel)
     options = hyperparameters(words, list(channels))
-    if args.checkpoints is not None and options.get("ckpt_dir") not in (None, CHECKPOINTS, "ckpt_dir"):
+    if options.get("ckpt_dir") in (CHECKPOINTS, CKPT_DIR):
+        del options["ckpt_dir"]  # run_sagemaker.py's own
+    elif args.checkpoints is not None and "ckpt_dir" in options:
         raise InputError(f"--ckpt_dir {options['ckpt_dir']}: SageMaker keeps {CHECKPOINTS}; leave it out")
-    options.pop("ckpt_dir", None)
     hosts = [(f"algo-{number + 1}", args.slots) for number in range(args.instances)]
     environment = {name: value for name, value in variables(hosts).items() if name not in TOOLKITS}
     mpi = [f"-x {name}={value}" for name, value in environment.items()]

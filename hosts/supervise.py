@@ -8,9 +8,9 @@ SIGTERM now and SIGKILL after `--grace` seconds. When standard input closes, bec
 connection is gone, that means END, too. If this program dies, the kernel kills the part.
 
 The part has a session of its own (a Ctrl-C at the launcher's terminal does not reach it directly) and no
-standard input; what it has started is killed when it ends, and each `--folder`, made for it, is removed. A
-part that a signal has stopped (state T) for `--stopped_timeout` seconds is killed: it would keep all others
-waiting.
+standard input; what it has started is killed when it ends, and each `--folder`, made for it, is removed; so
+are those that killed supervisors have left in shared memory. A part that a signal has stopped (state T) for
+`--stopped_timeout` seconds is killed: it would keep all others waiting.
 
 With `--silence SECONDS`, for mpirun and its daemons, a part is also killed when a host to which it is
 connected has acknowledged nothing for so long. They would wait 15 minutes, until the kernel gives the
@@ -37,8 +37,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import math
 import os
+import re
 import select
 import signal
 import stat
@@ -51,6 +53,8 @@ from typing import Callable, Iterator, Sequence
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "USR2", "KILL")}
 CONTROL = 0  # the launcher's line
+FOLDER = re.compile(r"launch\.[0-9a-f]{8}")  # names of hosts/launching/over_mpirun.py
+LEFT_FOR = 60.0  # seconds without a lock and without a change, until which a folder may be another start's
 LOOK_EVERY, WAKE_EVERY = 0.1, 0.01  # seconds between two looks at mpirun's ranks, and when they have ended
 ALIVE_EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
 
@@ -90,9 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _remove(made)
         report(f"failed {error.strerror}: {error.filename or args.command[0]}")
         return 127
-    reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], args, report)
+    line = Line(not args.unattended, wakeup, args.line, report)
+    reason = _watch(part, line, args)
     if reason is None and part.returncode < 0:
-        _outlived(args.grace)
+        _outlived(args.grace, line)
     _kill_descendants(part.pid)
     _remove(made)
     if reason:
@@ -107,14 +112,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make(folder: str) -> None:
     """Makes a folder for this user alone. Parts whose hosts are one machine share it; what somebody else has
-    put there, or a link, is an error (FileExistsError)."""
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    put there, or a link, is an error (FileExistsError). A lock, which ends with this process, says that the
+    folder is in use; old ones without are removed from this host's memory, where each costs megabytes (other
+    folders may be shared with hosts whose locks are not seen here)."""
+    parent = os.path.dirname(folder)
+    os.makedirs(parent, exist_ok=True)
+    with contextlib.suppress(OSError):
+        is_memory = os.stat(parent).st_dev == os.stat("/dev/shm").st_dev
+        for name in filter(FOLDER.fullmatch, os.listdir(parent) if is_memory else ()):
+            _remove_left(os.path.join(parent, name))
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         there = os.lstat(folder)
         if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
             raise
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
+
+
+def _remove_left(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            facts = os.fstat(descriptor)
+            if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > LEFT_FOR:
+                _remove([folder])
+        finally:
+            os.close(descriptor)
 
 
 def _remove(folders: Sequence[str]) -> None:
@@ -139,18 +165,40 @@ def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]
     )
 
 
-def _watch(
-    part: subprocess.Popen[bytes],
-    watched: Sequence[int],
-    limits: argparse.Namespace,
-    report: Callable[[str], None],
-) -> str | None:
-    """Passes signals on until the part has ended.
+class Line:
+    """The launcher's line, whose end is an order, too, and the signals to this program. `seconds`: for which
+    the launcher's machine may acknowledge nothing."""
 
-    Args:
-        watched: CONTROL if there is a launcher's line, and behind it what becomes readable by a signal.
-        limits: the options, those in seconds above all.
-        report: to the launcher.
+    def __init__(self, is_open: bool, wakeup: int, seconds: float | None, report: Callable[[str], None]):
+        # Empty under a remote shell that is not ssh; then a cut is not noticed.
+        ends = os.environ.get("SSH_CONNECTION", "").split() if seconds is not None else []
+        self._cut = Silence(partial(_repetitions_between, *ends), seconds or 0.0) if len(ends) == 4 else None
+        self._control, self._wakeup, self._report = [CONTROL] if is_open else [], wakeup, report
+        self._begun, self._alive_at = "", 0.0
+
+    def orders(self, seconds: float) -> list[str]:
+        """Those that come within so many seconds."""
+        ready, _, _ = select.select([*self._control, self._wakeup], [], [], seconds)
+        orders, is_gone = [], False
+        if self._wakeup in ready and any(byte != signal.SIGCHLD for byte in os.read(self._wakeup, 512)):
+            orders.append("END")
+        if CONTROL in ready:
+            text = os.read(CONTROL, 4096).decode("ascii", "replace")
+            *lines, self._begun = (self._begun + text).split("\n")
+            orders, is_gone = orders + lines, not text
+        if self._cut is not None:
+            if time.monotonic() >= self._alive_at:
+                self._alive_at = time.monotonic() + ALIVE_EVERY
+                self._report("alive")
+            is_gone |= self._cut.peer() is not None
+        if is_gone:
+            self._control.clear()
+            orders.append("END")
+        return orders
+
+
+def _watch(part: subprocess.Popen[bytes], line: Line, limits: argparse.Namespace) -> str | None:
+    """Passes signals on until the part has ended. `limits`: the options.
 
     Returns:
         None for an end of its own, else why it was killed: the report where it was stopped or a host is
@@ -158,20 +206,12 @@ def _watch(
     """
     interval = min(2.0, max(0.1, limits.stopped_timeout / 10), (limits.silence or math.inf) / 10)
     interval = min(interval, LOOK_EVERY) if limits.wake else interval
-    had_ranks = has_ranks = False
-    *control, wakeup = watched
     silence = None if limits.silence is None else Silence(partial(_repetitions, part.pid), limits.silence)
-    # Empty under a remote shell that is not ssh; then a cut is not noticed.
-    ends = os.environ.get("SSH_CONNECTION", "").split() if limits.line is not None else []
-    line = Silence(partial(_repetitions_between, *ends), limits.line or 0.0) if len(ends) == 4 else None
-    alive_at = 0.0
-    stopped_since: float | None = None
-    kill_at: float | None = None
-    begun = ""
+    had_ranks = has_ranks = False
+    stopped_since = kill_at = math.inf
     while part.poll() is None:
-        until_kill = interval if kill_at is None else max(0.0, kill_at - time.monotonic())
         pause = WAKE_EVERY if had_ranks and not has_ranks else interval
-        ready, _, _ = select.select([*control, wakeup], [], [], min(pause, until_kill))
+        orders = line.orders(min(pause, max(0.0, kill_at - time.monotonic())))
         if part.poll() is not None:
             break
         has_ranks = limits.wake and any(map(_is_rank, _children(part.pid)))
@@ -180,44 +220,26 @@ def _watch(
             if silence:
                 silence.seconds = min(silence.seconds, limits.silence / 2)  # the run is over in any case
         had_ranks |= has_ranks
-        orders = []
-        if wakeup in ready and any(byte != signal.SIGCHLD for byte in os.read(wakeup, 512)):
-            orders.append("END")
-        if CONTROL in ready:
-            text = os.read(CONTROL, 4096).decode("ascii", "replace")
-            if text:
-                *lines, begun = (begun + text).split("\n")
-                orders += lines
-            else:
-                control.clear()
-                orders.append("END")
         now = time.monotonic()
-        if line is not None and now >= alive_at:
-            alive_at = now + ALIVE_EVERY
-            report("alive")
-        if line is not None and line.peer() is not None:
-            control.clear()
-            orders.append("END")
-        if not any(_is_stopped(pid) for pid in [part.pid, *_descendants(part.pid)]):
-            stopped_since = None
-        elif stopped_since is None:
-            stopped_since = now
         for order in orders:
             if order in SIGNALS and order != "KILL":
                 os.kill(part.pid, SIGNALS[order])
-            elif order == "END" and kill_at is None:
+            elif order == "END" and kill_at == math.inf:
                 os.kill(part.pid, signal.SIGTERM)
                 kill_at = now + limits.grace
             elif order == "KILL":
                 kill_at = now
-        stopped = None if stopped_since is None else now - stopped_since
+        is_stopped = any(_is_stopped(pid) for pid in [part.pid, *_descendants(part.pid)])
+        stopped_since = min(stopped_since, now) if is_stopped else math.inf
         # A stopped process acts on no signal but SIGKILL: when it is to end, there is nothing to wait for.
-        limit = limits.stopped_timeout if kill_at is None else 0.0
+        limit = limits.stopped_timeout if kill_at == math.inf else 0.0
         address = silence.peer() if silence else None
-        if address or (stopped is not None and stopped >= limit) or (kill_at is not None and now >= kill_at):
+        if address or now - stopped_since >= limit or now >= kill_at:
             _kill_group(part.pid)
             part.wait()
-            return f"silent {address}" if address else "" if stopped is None else f"stopped {stopped:.1f}"
+            if address:
+                return f"silent {address}"
+            return f"stopped {now - stopped_since:.1f}" if is_stopped else ""
     return None
 
 
@@ -326,13 +348,15 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _outlived(seconds: float) -> None:
-    """Waits so long at most for what a part that was killed has left: ranks may save."""
+def _outlived(seconds: float, line: Line) -> None:
+    """Waits so long at most for what a part that was killed has left: ranks may save. KILL ends the wait: the
+    launcher kills this program, too, a few seconds later."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(_descendants(os.getpid())):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
-        time.sleep(0.05)
+        if "KILL" in line.orders(0.05):
+            return
 
 
 def _kill_descendants(leader: int) -> None:

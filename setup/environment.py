@@ -72,10 +72,10 @@ class Environment:
             )
 
     def create(self, cuda: str, progress: Progress) -> None:
-        """Makes the environment unless it is there for this Python, this folder and this kind of MXNet.
+        """Makes the environment, unless there is one for this Python, this folder and this kind of MXNet.
 
-        One that was interrupted has no record yet and is made anew, as is one that was copied or whose Python
-        has gone.
+        An environment that was left unfinished, was copied from elsewhere, or has lost its Python is made
+        anew.
 
         Raises:
             SetupError: it cannot be made.

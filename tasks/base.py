@@ -26,8 +26,8 @@ class Panel(NamedTuple):
 class Floors(NamedTuple):
     """Losses in nats of models that ignore context; None where a text is not known.
 
-    training, held_out: the least on that text. transferred: on the held-out text, of the one that is best on
-    the training text: it does not know the frequencies of the other.
+    training, held_out: the least possible loss on that text. transferred: the loss on the held-out text of
+    the model that is best on the training text, whose frequencies are all it knows.
     """
 
     training: float | None = None
@@ -36,14 +36,18 @@ class Floors(NamedTuple):
 
 
 class Collector(Protocol):
-    """The network's outputs of an evaluation, collected to be made into scores when it is complete.
+    """Collects the network's outputs during an evaluation, and makes scores of them at its end.
 
-    Each example is evaluated on one rank: the arrays of a rank are zero wherever it has put nothing, so that
-    their sums over the ranks are the whole.
+    Each example is evaluated on one rank. A rank's arrays are zero for all other examples, so that the sums
+    over the ranks have every example once.
     """
 
     def add(self, batch: Any, outputs: Sequence[Any]) -> None:
-        """Takes a batch's outputs: those of the network behind its sums, as NumPy arrays."""
+        """Adds a batch's outputs, as NumPy arrays: those that the network returns after its sums.
+
+        Raises:
+            NotFiniteError: no score can be made of them.
+        """
 
     def arrays(self) -> Sequence[np.ndarray]:
         """All that this rank has collected: float32 or int32, of the same shapes on every rank."""
@@ -147,12 +151,11 @@ class DividedTask(Task):
 
     @abstractmethod
     def stage(self, bert: Any, part: Any, dtype: str, dropout: float | Dropout, operators: str) -> Any:
-        """The stage of the network that holds a bert.part.ModelPart of `bert`, hybridized. All stages compute
-        together what `network` does; the last one has its outputs.
+        """The pipeline stage with the layers `part` (a bert.part.ModelPart) of `bert`, hybridized. All stages
+        together compute what `network` does; the last one returns the same outputs.
 
-        It has what a network has, `part`, and `takes`, the slice of the task's `inputs` that it gets: they
-        come after the activations of the stage before and before the factors. `activations(rows, length)` is
-        the shape and dtype of what it gives to the next stage, and takes from the one before;
-        `skip_dropout(rows, length)` draws from MXNet's generator what the stages before it draw for a
-        micro-batch.
+        Its inputs are the activations of the stage before, a slice of the task's `inputs`, and the factors.
+        Besides a network's members it has `part`; `takes`, that slice; `activations(rows, length)`, shape and
+        dtype of what stages hand on; `skip_dropout(rows, length)`, which draws from MXNet's generator what
+        the earlier stages draw for a micro-batch.
         """

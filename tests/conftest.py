@@ -11,8 +11,13 @@ from tests import namespaces
 from tests.embedded import built_once
 
 
-def pytest_configure() -> None:
-    """Variables that all processes of the tests inherit."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Variables that all processes of the tests inherit, and no deadlines, which a busy machine misses."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        settings.register_profile("busy", deadline=None)
+        settings.load_profile("busy")
     # Started in a shell's background they would ignore the Ctrl-C that some tests send.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,6 +28,16 @@ def pytest_configure() -> None:
     # As in the Makefile: where ranks are as many as cores, Open MPI's would spin while they wait, each on the
     # core that the other's work and Horovod's threads need. It doubles the time that tests with mpirun take.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def handlers():
+    """Leaves handlers of signals as they were: a run in this process sets its own, and under those a later
+    test's Ctrl-C would end nothing."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

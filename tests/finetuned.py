@@ -17,7 +17,7 @@ GOOD, BAD = ["good", "great", "fine", "lovely"], ["bad", "awful", "sad", "dull"]
 
 def write_data(folder: Path) -> None:
     """Writes train.json and dev.json (SQuAD 2.0: the colour of an animal in a paragraph, or none of it),
-    train.tsv and dev.tsv (a sentence with a good or a bad word), and vocab.txt."""
+    train.tsv and dev.tsv (a sentence with a good or a bad word), test.tsv (without labels), and vocab.txt."""
     rng = random.Random(0)
     for name, paragraphs in (("train", 16), ("dev", 6)):
         articles = [_article(f"{name}-{half}", paragraphs // 2, rng) for half in (1, 2)]
@@ -26,6 +26,7 @@ def write_data(folder: Path) -> None:
         lines = [_sentence(rng, label) for label in (0, 1) for _ in range(3 * paragraphs)]
         rng.shuffle(lines)
         (folder / f"{name}.tsv").write_text("".join(["sentence\tlabel\n", *lines]))
+    (folder / "test.tsv").write_text("sentence\nthe cat is good .\n")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "?", *ANIMALS, *COLOURS, *OTHERS, *GOOD, *BAD]
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
 

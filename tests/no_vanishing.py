@@ -17,6 +17,7 @@ NOT_OF_THE_SET_UP = re.compile(
         [
             # privileges and the kernel
             r"no network namespaces: ",
+            r"emulated hosts: (needs root|does not work on this machine)",
             # servers, and a browser, that a set-up should not put on somebody's machine
             r"no ssh hosts: ",
             r"no Slurm cluster: ",
@@ -26,7 +27,7 @@ NOT_OF_THE_SET_UP = re.compile(
             r"this machine does not let tests mount",
             r"mounting a small file system needs root",
             r"cannot mount a small file system: ",
-            r"only root can become another user",
+            r"only root can ",
             r"no setpriv",
             r"no terminals",
             r"reads /proc",

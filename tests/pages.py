@@ -21,6 +21,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (360, 1280)
 LIMIT = 120.0  # seconds
 VOID = {"meta", "br", "img", "link", "input"}
+LOADING = {"link", "iframe", "object"}
 # Each frame has the page as its document, of the same origin as this one, whose script looks into it.
 _AROUND = """<!DOCTYPE html><meta charset="utf-8"><body>
 {frames}
@@ -86,11 +87,7 @@ class Checked(HTMLParser):
 
     def handle_startendtag(self, tag, attrs):
         values = dict(attrs)
-        assert not {"src", "srcset", "data", "action"} & set(values) and tag not in (
-            "link",
-            "iframe",
-            "object",
-        )
+        assert not {"src", "srcset", "data", "action"} & set(values) and tag not in LOADING
         assert not any(name.startswith("on") for name in values)
         self.scripts += tag == "script"
         if "id" in values:
@@ -151,16 +148,10 @@ def look_at(page: Path, folder: Path, *options: str) -> Seen:
     )
     around = folder / "around.html"
     around.write_text(_AROUND.format(frames=frames), "utf-8")
-    words = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-    ]
-    words += ["--disable-background-networking", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    words += ["--enable-logging=stderr", "--virtual-time-budget=20000", "--window-size=1400,1800", *options]
+    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    words += ["--no-first-run", "--disable-background-networking", "--dump-dom", "--enable-logging=stderr"]
+    words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000"]
+    words += ["--window-size=1400,1800", *options]
     result = run_command([*words, around.as_uri()], timeout=LIMIT)
     result.check()
     found = re.search(r'<pre id="findings">(.+?)</pre>', result.stdout, re.DOTALL)

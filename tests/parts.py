@@ -3,7 +3,7 @@
 no_ranks    those that start no ranks, or seldom; in several processes
 ranks       those whose ranks mostly wait, for a time limit or for each other; also in several processes,
             with the tests that share what one launch has left in the same one (`--dist loadgroup`)
-alone       of the latter those marked `alone`: they measure times, or need the memory; one after the other
+alone       of both those marked `alone`: they measure times, or need the memory; one after the other
 
 Long tests come first: at the end of a part, where some processes have nothing left to do, the others are soon
 done.
@@ -22,29 +22,36 @@ WITHOUT_RANKS = [
     TESTS / name
     for name in (
         *("data", "bert", "tasks", "training", "comparison", "hosts", "base/test_processes.py"),
-        *("comm/test_buckets.py", "comm/test_byteps_environment.py"),
-        *("comm/test_run_processes.py", "comm/test_wire.py", "comm/test_places.py"),
+        *("comm/test_buckets.py", "comm/byteps/test_environment.py", "bench/test_loader.py"),
+        *("comm/watch/test_run_processes.py", "comm/watch/test_wire.py", "comm/watch/test_addresses.py"),
         *("native/test_operators_library.py", "native/test_same_host.py", "test_network.py"),
         *("test_hparams.py", "test_imports.py", "test_parts.py", "test_no_vanishing.py"),
         *("test_lamb_paper.py", "test_scripts.py", "setup/test_setup.py"),
         *("faults/test_bad_values.py", "faults/test_flip_bytes.py", "faults/test_program.py"),
     )
 ]
+# Files of those folders that start ranks.
+WITH_RANKS = [
+    TESTS / name
+    for name in (
+        *("comparison/messages/test_messages.py", "comparison/runs/test_comparison.py"),
+        "training/pipeline/test_pipelines.py",
+    )
+]
 # Half a minute among the ranks'; among the others many seconds, or a launch that several share.
 LONG = [
     TESTS / name
     for name in (
-        *("bench/test_quick.py", "comm/test_watchdog.py"),
+        *("bench/test_quick.py", "comm/watch/test_watchdog.py"),
         *("comm/test_contract.py", "comm/test_compression.py", "faults/test_rescue.py"),
-        *("test_comparison.py", "test_finetune.py", "test_messages.py", "test_pretraining.py"),
-        *("test_pipelines.py", "test_sagemaker.py", "test_make_finetune.py", "comm/test_equality.py"),
-        *("faults/test_kill_at_boundary.py", "faults/test_kill_pause_cut.py", "hosts/test_lost_hosts.py"),
-        "faults/test_fill_disk.py",
+        *("test_finetune.py", "test_pretraining.py", "test_sagemaker.py", "test_make_finetune.py"),
+        *("comm/test_equality.py", "faults/test_kill_at_boundary.py", "faults/test_kill_pause_cut.py"),
+        *("hosts/launching/test_lost_hosts.py", "faults/test_fill_disk.py"),
         "training/finetuning/test_several.py",
-        *("training/test_budget.py", "training/test_following.py", "training/test_held.py"),
+        *("training/test_budget.py", "training/test_following.py", "training/start/test_lock.py"),
         *("training/test_run_file.py", "training/test_stopping.py"),
     )
-]
+] + WITH_RANKS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @functools.cache  # each test of a file asks, and comparing paths takes longer than all else here
 def without_ranks(path: Path) -> bool:
     """Whether a file's tests are of the part `no_ranks`."""
-    return any(path == each or each in path.parents for each in WITHOUT_RANKS)
+    return path not in WITH_RANKS and any(path == each or each in path.parents for each in WITHOUT_RANKS)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -62,10 +69,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     part = config.getoption("part")
     if collection_path.suffix != ".py" or part is None:
         return None
-    if without_ranks(collection_path) != (part == "no_ranks"):
-        return True
-    marked = part != "alone" or b"pytest.mark.alone" in collection_path.read_bytes()
-    return None if marked else True
+    if part == "alone":
+        return None if b"pytest.mark.alone" in collection_path.read_bytes() else True
+    return True if without_ranks(collection_path) != (part == "no_ranks") else None
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist's reads the marks
@@ -83,9 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _part_of(item: pytest.Item) -> str:
-    if without_ranks(item.path):
-        return "no_ranks"
-    return "alone" if item.get_closest_marker("alone") else "ranks"
+    if item.get_closest_marker("alone"):
+        return "alone"
+    return "no_ranks" if without_ranks(item.path) else "ranks"
 
 
 def _shares_a_fixture(item: pytest.Item) -> bool:

@@ -49,16 +49,6 @@ class Case(NamedTuple):
     rows: int
     micro_batches: int
 
-    @property
-    def parameters(self) -> int:
-        """Numbers that are trained."""
-        return parameter_count(named_config(self.model), self.words or 30522)
-
-    @property
-    def activations(self) -> int:
-        """Numbers that a replica sends from its first stage to its second in a step; as many come back."""
-        return self.rows * LENGTH * named_config(self.model).units * self.micro_batches
-
 
 CASES = (
     Case("bert_4_512_8", 400, 1, 2),  # large layers, few sequences: gradients
@@ -108,8 +98,11 @@ def hosts_table(figures: Sequence[dict[str, Any]], rate: str) -> Table:
     for each in figures:
         case = Case(*each["case"])
         medians = {name: statistics.median(each[name]) for name in PLACEMENTS}
-        sent = (4 * case.parameters, 2 * 4 * case.activations)  # a host's, in float32, on average a direction
-        cells = [case.model, f"{case.words or 30522:,}", f"{case.rows} x {case.micro_batches}"]
+        config, tokens = named_config(case.model), case.words or 30522
+        # A replica's of a step from its first stage to its second; as many come back.
+        activations = case.rows * LENGTH * config.units * case.micro_batches
+        sent = (4 * parameter_count(config, tokens), 2 * 4 * activations)  # a host's, on average a direction
+        cells = [case.model, f"{tokens:,}", f"{case.rows} x {case.micro_batches}"]
         cells += [f"{size / 1e6:.1f} MB" for size in sent]
         cells += [f"{medians[name]:.2f}" for name in PLACEMENTS]
         rows.append(Row([*cells, min(medians, key=lambda name: medians[name])]))

@@ -24,7 +24,7 @@ import mxnet as mx
 import numpy as np
 
 from bert.configuration import BertConfig, named_config
-from bert.model import build_model, initialize, network_parameters, trained
+from bert.model import build_model, initialize, live_arrays, network_parameters, trained
 from bert.operators import choose_operators
 from bert.part import allocate, build_part
 from comm.horovod import HorovodCommunicator
@@ -33,16 +33,17 @@ from data.pretraining.sources import Batch
 from tasks.pretraining.task import Pretraining
 from tests.training.tiny import VOCAB_SIZE, random_batch
 from training.checkpoint import Kept, load_step, save
+from training.config import ModelConfig
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler
 from training.pipeline.options import PipelineConfig
 from training.pipeline.placement import coordinates_of, replica_groups
-from training.pipeline.ranks import Ranks
+from training.pipeline.ranks import Ranks, place_ranks
 from training.pipeline.split import make_split
-from training.pipeline.state import begin_stages, check_tied, gather, restore_stages
+from training.pipeline.state import check_tied, gather
 from training.pipeline.step import PipelineStep
 from training.saving import Saver
-from training.start.restoring import live_arrays, restore_parameters, restore_states
+from training.start.restoring import restore_parameters, restore_states
 from training.start.start import Start
 from training.step import StepSettings, TrainStep, dropout_seed
 
@@ -157,9 +158,9 @@ class Runner:
         allocate(bert, part, mx.cpu(), "float32")
         network = TASK.stage(bert, part, case.dtype, case.dropout, case.operators)
         start = self.start(case)
-        begin_stages(start, network, ranks, SEED, STDEV)
+        restore_parameters(start, network, ranks, ModelConfig(case.model, initial_stdev=STDEV), SEED)
         optimizer = new_optimizer(network, case)
-        restore_stages(start, network, optimizer, ranks)
+        restore_states(start, network, optimizer, ranks)
         if case.damage == LOOSE and place.last:
             trained(network)["word_embed.0.weight"].data()[3, 1] += 1e-6
         kind = KINDS.get(case.damage, PipelineStep)
@@ -179,18 +180,19 @@ class Runner:
         initialize(bert, mx.cpu(), "float32", SEED, STDEV)
         network = TASK.network(bert, config, case.dtype, case.dropout, case.operators)
         start, local = self.start(case), LocalCommunicator()
-        restore_parameters(start, network_parameters(network), local, mx.cpu())
+        ranks = place_ranks(PipelineConfig(), local)
+        restore_parameters(start, network, ranks, ModelConfig(config), SEED)
         optimizer = new_optimizer(network, case)
-        restore_states(start, optimizer, local)
+        restore_states(start, network, optimizer, ranks)
         if case.nudged:
             nudge(network)
-        count, rank, ranks = case.replicas * case.accumulate, 0, 1
+        count, rank, size = case.replicas * case.accumulate, 0, 1
         if case.shared:
             assert self.world.size == case.replicas
-            rank, ranks = self.world.rank, self.world.size
-        sharing, settings = self.world if case.shared else local, settings_of(count // ranks, rank, ranks)
+            rank, size = self.world.rank, self.world.size
+        sharing, settings = self.world if case.shared else local, settings_of(count // size, rank, size)
         take = TrainStep(TASK, network, optimizer, DynamicScaler(16.0), sharing, settings)
-        report = self.steps(case, take, range(rank, count, ranks), start.step, list(trained(network)))
+        report = self.steps(case, take, range(rank, count, size), start.step, list(trained(network)))
         parameters = live_arrays(network_parameters(network))
         if case.saves:
             step = start.step + case.steps

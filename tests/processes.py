@@ -35,7 +35,6 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 from hosts.launching.mpirun_output import MpirunOutput
@@ -260,12 +259,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._kill_all(gently=False)
         self._remove_files()
 
@@ -427,6 +421,14 @@ def python_3_9() -> str | None:
     return str(installed[0]) if installed else None
 
 
+def executable(path: Path, text: str) -> Path:
+    """Writes a program, such as a script of sh; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    path.chmod(0o755)
+    return path
+
+
 def words_of(options: Mapping[str, Any]) -> list[str]:
     """The command line of options by name: True is a flag alone, None and False leave an option out."""
     words: list[str] = []
@@ -448,10 +450,12 @@ def is_alive(pid: int) -> bool:
     return _read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
-def until(reached: Callable[[], Reached], run: Run | None = None, pause: float = 0.01) -> Reached:
-    """Wait for `reached()` to be true and return what it gives; AssertionError after LIMIT, and as soon as
-    `run`, which should bring it about, has ended."""
-    deadline = time.monotonic() + LIMIT
+def until(
+    reached: Callable[[], Reached | None], run: Run | None = None, pause: float = 0.01, limit: float = LIMIT
+) -> Reached:
+    """Wait for `reached()` to be true and return what it gives; AssertionError after the limit, and as soon
+    as `run`, which should bring it about, has ended."""
+    deadline = time.monotonic() + limit
     while True:
         ended = run is not None and run.poll() is not None  # asked before the last look
         found = reached()
@@ -461,7 +465,7 @@ def until(reached: Callable[[], Reached], run: Run | None = None, pause: float =
             raise AssertionError(f"it ended too early: {run.wait().describe()}")
         if time.monotonic() > deadline:
             output = f"\n--- stdout\n{run.stdout()}\n--- stderr\n{run.stderr()}" if run else ""
-            raise AssertionError(f"waited {LIMIT:g} s in vain{output}")
+            raise AssertionError(f"waited {limit:g} s in vain{output}")
         time.sleep(pause)
 
 

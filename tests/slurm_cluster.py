@@ -19,13 +19,12 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
 
 from tests.namespaces import Unavailable, bound, commands_on, enter, joined, kill_on, started
-from tests.processes import LIMIT
+from tests.processes import LIMIT, until
 
 NODES = ("alpha", "beta")
 _CONF = """
@@ -98,14 +97,13 @@ class Cluster:
 
     def wait_for(self, job: str, state: str, seconds: float = LIMIT) -> dict[str, str]:
         """Waits until a job has a state; returns its facts."""
-        end = time.monotonic() + seconds
-        while True:
+
+        def reached() -> dict[str, str] | None:
             facts = self.facts(job)
-            if facts["JobState"] == state:
-                return facts
-            if time.monotonic() > end or facts["JobState"] in ("FAILED", "CANCELLED"):
-                raise AssertionError(f"job {job} is {facts}, not {state}")
-            time.sleep(0.2)
+            assert facts["JobState"] not in {"FAILED", "CANCELLED"} - {state}, f"job {job} is {facts}"
+            return facts if facts["JobState"] == state else None
+
+        return until(reached, pause=0.2, limit=seconds)
 
     def processes(self, node: int) -> list[str]:
         """Command lines of what runs on a node, Slurm's own daemons left out."""
@@ -153,16 +151,17 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
-    end = time.monotonic() + LIMIT
-    while True:
+    def idle() -> bool:
         with contextlib.suppress(AssertionError):
             states = cluster.run("sinfo", "--noheader", "--Node", "--format=%T", "-p", "usual")
-            if states.split() == ["idle"] * 2:
-                return
-        if time.monotonic() > end:
-            logs = "".join(path.read_text(errors="replace")[-1500:] for path in cluster.folder.glob("*.log"))
-            raise Unavailable(f"the Slurm cluster did not start: {logs}")
-        time.sleep(0.2)
+            return states.split() == ["idle"] * 2
+        return False
+
+    try:
+        until(idle, pause=0.2)
+    except AssertionError:
+        logs = "".join(path.read_text(errors="replace")[-1500:] for path in cluster.folder.glob("*.log"))
+        raise Unavailable(f"the Slurm cluster did not start: {logs}") from None
 
 
 def _daemon(

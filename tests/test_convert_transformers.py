@@ -14,13 +14,13 @@ import convert
 from bench.workers import find_torch_python
 from bert.configuration import BertConfig
 from bert.weights.opening import open_weights
+from data.tokenizing.vocab import SPECIAL_TOKENS
 from tasks.pretraining.scores import Computing, Embedder, Encoded
-from tests.bert.weights.networks import Inputs, mxnet_logits, random_inputs
+from tests.bert.weights.networks import mxnet_logits, random_inputs
 from tests.processes import ROOT, run_command
 
 CONFIG = BertConfig(layers=2, units=64, heads=2, hidden=96, positions=40)
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = [*SPECIAL, "capital", "the", "##s", *(f"w{index}" for index in range(12))]
+WORDS = [*SPECIAL_TOKENS, "capital", "the", "##s", *(f"w{index}" for index in range(12))]
 TOLERANCE = 1e-5
 FORMS = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}
 CHANGES = {"relu": {"layer_norm_eps": 1e-3, "tie_word_embeddings": False}}  # of a configuration, by form
@@ -36,6 +36,10 @@ def transformers(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, An
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def task(folder: str, **more: Any) -> dict[str, Any]:
+    return {"folder": folder, "inputs": "inputs.npz", "out": f"{folder}.npz", **more}
+
+
 class Place:
     """A folder with one model of transformers' making for each GELU, and what it computes."""
 
@@ -43,7 +47,7 @@ class Place:
         self.folder = folder
         self.inputs = random_inputs(len(words), config.positions - 3)
         np.savez(folder / "inputs.npz", **self.inputs._asdict())
-        self.tasks = []
+        tasks = []
         for form, name in FORMS.items():
             sizes = {
                 **{"num_hidden_layers": config.layers, "hidden_size": config.units, "vocab_size": len(words)},
@@ -51,19 +55,12 @@ class Place:
                 **{"max_position_embeddings": config.positions, "hidden_act": name},
                 **CHANGES.get(form, {}),
             }
-            self.tasks.append(self.task(form, f"{form}.npz", config=sizes, stdev=stdev))
-        transformers(folder, self.tasks)
+            tasks.append(task(form, config=sizes, stdev=stdev))
+        transformers(folder, tasks)
         for form in FORMS:
             (folder / form / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
             made = folder / form / "tokenizer_config.json"
             made.write_text('{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}')
-
-    def task(self, folder: str, out: str, **more: Any) -> dict[str, Any]:
-        named = {"folder": folder, "inputs": "inputs.npz", "out": out, **more}
-        return {
-            key: str(self.folder / each) if key in ("folder", "inputs", "out") else each
-            for key, each in named.items()
-        }
 
     def outputs(self, name: str) -> dict[str, np.ndarray]:
         return dict(np.load(self.folder / name))
@@ -74,10 +71,6 @@ def place(tmp_path_factory) -> Place:
     return Place(tmp_path_factory.mktemp("transformers"), CONFIG, 0.2, WORDS)
 
 
-def at_places(logits: np.ndarray, inputs: Inputs) -> np.ndarray:
-    return np.take_along_axis(logits, inputs.places[:, :, None], axis=1)
-
-
 def largest_differences(path: str, place: Place, form: str) -> tuple[float, float]:
     """Of next-sentence and masked-LM logits: MXNet's of a file, and transformers' of the model they made."""
     expected = place.outputs(f"{form}.npz")
@@ -85,7 +78,8 @@ def largest_differences(path: str, place: Place, form: str) -> tuple[float, floa
     given = BertConfig(1, CONFIG.units, CONFIG.heads, 1, activation=form, **relu)
     weights = open_weights(path, "INPUT", given)
     next_sentence, masked = mxnet_logits(weights, place.inputs)
-    differences = next_sentence - expected["nsp"], masked - at_places(expected["mlm"], place.inputs)
+    at_places = np.take_along_axis(expected["mlm"], place.inputs.places[:, :, None], axis=1)
+    differences = next_sentence - expected["nsp"], masked - at_places
     return tuple(float(np.abs(each).max()) for each in differences)  # type: ignore[return-value]
 
 
@@ -129,19 +123,14 @@ def test_what_transformers_load(place, monkeypatch, capsys):
             there, back = f"{form}-{way}", f"{form}-{way}-back"
             assert convert.main([form, there, "--to", way]) == 0
             assert convert.main([there, back, "--to", "huggingface"]) == 0
-            tasks.append(place.task(back, f"{back}.npz", text="the Capitals"))
-            tasks[-1]["class"] = "BertForPreTraining"
+            tasks.append(task(back, text="the Capitals", **{"class": "BertForPreTraining"}))
         assert convert.main([form, f"{form}-encoder", "--to", "huggingface", "--encoder_only"]) == 0
-        tasks.append(place.task(f"{form}-encoder", f"{form}-encoder.npz", text="the Capitals"))
-        tasks[-1]["class"] = "BertModel"
-    for task, found in zip(tasks, transformers(place.folder, tasks)):
-        assert not any(found["keys"].values()) and found["said"] == "", task
+        tasks.append(task(f"{form}-encoder", text="the Capitals", **{"class": "BertModel"}))
+    for each, found in zip(tasks, transformers(place.folder, tasks)):
+        assert not any(found["keys"].values()) and found["said"] == "", each
         assert [WORDS[index] for index in found["ids"]] == ["[CLS]", "the", "capital", "##s", "[SEP]"]
-        outputs, form = (
-            place.outputs(os.path.basename(task["out"])),
-            os.path.basename(task["folder"])[:4].rstrip("-"),
-        )
-        if task["class"] == "BertForPreTraining":
+        outputs, form = place.outputs(each["out"]), each["folder"].partition("-")[0]
+        if each["class"] == "BertForPreTraining":
             for name, array in place.outputs(f"{form}.npz").items():
                 np.testing.assert_array_equal(outputs[name], array)
         else:

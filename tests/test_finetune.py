@@ -186,6 +186,13 @@ class TestClassifier:
         assert {"pooler.weight", "label_classifier.weight"} <= set(parameters(labelled))
         assert [step.name for step in read_trace(str(labelled / "trace.json")).steps][0] == "step 10"
 
+    def test_fewer_passes_than_have_been_made(self, data, labelled):
+        changes = {"epochs": 2, "batch_size": 16, "seed": 0, "resume": True, **SURE}
+        with launched(CLASSIFIER, classifier(data, labelled, **changes)) as run:
+            result = run.wait()
+        assert result.returncode == 2
+        assert "error: --num_epochs 2, or 12 steps: the checkpoint is already at step 72" in result.stderr
+
     def test_only_inference_is_the_last_evaluation(self, data, labelled, tmp_path):
         """The examples to predict besides are not scored."""
         some = tmp_path / "some.tsv"
@@ -260,6 +267,8 @@ def test_a_signal_saves_and_ends_the_run(data, tmp_path):
     assert read_result(str(tmp_path)).status == "unfinished"
 
 
+OF_GLUE = {"train_file": None, "dev_file": None, "task_name": "RTE", "data_dir": "."}
+UNSCORED = {"keep_best": True, "dev_file": None}
 BAD_INPUT = {
     squad: {
         "--version_2": ({"version_2": None}, r"unanswerable questions.*give --version_2"),
@@ -273,16 +282,16 @@ BAD_INPUT = {
         "nothing to begin with": ({"model": None}, r"give --init_from"),
         "two beginnings": ({"init_from": "a", "model_parameters": "b"}, r"exclude each other"),
         "no head": ({"only_predict": True}, r"--only_predict needs --model_parameters"),
+        "no scores": ({**UNSCORED, "predict_file": "dev.json"}, r"--keep_best: nothing is scored"),
         "backend": ({"backend": "byteps"}, r"--backend byteps: .*without a launcher"),
     },
     classifier: {
         "no files": ({"train_file": None}, r"give --task_name and --data_dir, or --train_file"),
-        "no folder": (
-            {"train_file": None, "dev_file": None, "task_name": "RTE"},
-            "--task_name needs --data_dir",
-        ),
+        "no folder": ({**OF_GLUE, "data_dir": None}, "--task_name needs --data_dir"),
         "both": ({"task_name": "RTE", "data_dir": "."}, r"leave out those of own files"),
+        "columns": ({**OF_GLUE, "text_columns": "a,b"}, "leave out those of own files"),
         "dev is train": ({"dev_file": "train.tsv"}, r"has the content of --train_file"),
+        "no scores": ({**UNSCORED, "test_file": "test.tsv"}, r"--keep_best: nothing is scored"),
         "calibration": ({"only_calibration": True}, r"--only_calibration is not followed here"),
         "too long": ({"max_len": 600, "max_seq_length": None}, r"--max_seq_length 600"),
     },
@@ -364,7 +373,7 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
     it with any number. Before, a resumed run of three took 12 examples a step, from another place."""
 
     taken = []
-    for ranks, processes, size in ((1, 1, 8), (2, 2, 4), (1, 2, 4), (3, 2, 4), (4, 2, 4)):
+    for ranks, processes, size in ((1, 1, 8), (2, 2, 4), (1, 2, 4), (3, 2, 4), (4, 2, 4), (3, 8, 1)):
         steps: list[list[int]] = [[] for _ in range(5)]
         words = squad(data, tmp_path, batch_size=size, num_data_workers=0)
         for rank in range(ranks):
@@ -377,7 +386,7 @@ def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
             for step in steps:
                 for _ in range(feed.micro_batches):
                     made = next(feed)
-                    assert len(made.examples) <= size
+                    assert len(made.examples) <= max(2, size)  # 8 of one example cannot be 3 a rank
                     step += made.examples.tolist()
         taken.append([sorted(step) for step in steps])
     assert all(each == taken[0] for each in taken)

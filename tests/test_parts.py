@@ -9,8 +9,9 @@ from tests.parts import LONG, NAMES, WITHOUT_RANKS
 from tests.processes import run_command
 
 # Quickly imported, and of all parts.
-FILES = ["tests/comm/test_race.py", "tests/native/test_byteps.py", "tests/test_scripts.py"]
-FILES += ["tests/test_messages.py"]  # long
+FILES = ["tests/comm/byteps/test_race.py", "tests/native/test_byteps.py", "tests/test_scripts.py"]
+FILES += ["tests/comparison/emulation/test_emulation.py"]  # some alone, of a folder without ranks
+FILES += ["tests/comparison/messages/test_messages.py"]  # long
 SHARING = """
 import pytest
 
@@ -42,7 +43,7 @@ def collected(*words):
 
 def test_every_test_is_of_one_part():
     parts = [collected("--part", name) for name in NAMES]
-    assert all(parts)
+    assert all(parts) and any("test_one_flow_gets" in each for each in parts[2])
     everything = collected()
     assert sorted(sum(parts, [])) == sorted(everything)
     assert parts[1][0].startswith(FILES[-1]) and everything[0].startswith(FILES[0])  # long ones first

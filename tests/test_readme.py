@@ -29,6 +29,7 @@ import hparams
 import lamb_paper
 import predict
 import score
+from base.options import RANK
 from comparison.backends import BACKENDS
 from comparison.options import MergeOptions
 from comparison.options import parse_options as parse_comparison
@@ -42,6 +43,7 @@ from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training.checkpoint import save
 from training.finetuning.options import NOT_HERE, parse
 from training.options import NOT_HERE as OF_GLUONNLP
+from training.options import TABLE as OPTIONS
 from training.options import TAKEN, parse_options
 
 README = ROOT / "README.md"
@@ -66,18 +68,14 @@ LARGE_CORPUS = "## A large corpus"
 CHECKPOINT_DIRECTORY = "## The checkpoint directory"
 TREE = "## The files"
 # What the own-text example is cut down to, so that it takes seconds; each must occur in it.
-SMALLER = {
-    "--vocab_size": "500",
-    "--model": "bert_1_32_2",
-    "--max_seq_length": "32",
-    "--batch_size": "256",
-    "--num_steps": "6",
-    "--log_interval": "3",
-    "--ckpt_interval": "6",
-}
-# Of mpirun, horovodrun, TensorBoard, rsync, sbatch and docker.
+VOCABULARY = ("--vocab_size", "500")
+SMALLER = shlex.split(
+    "--model bert_1_32_2 --max_seq_length 32 --batch_size 256 "
+    "--num_steps 6 --log_interval 3 --ckpt_interval 6"
+)
 # Folders of SageMaker's and of the image, which are the same on every machine.
 IN_CONTAINERS = ("/opt/ml/", "/opt/bert", "/root/.ssh")
+# Of mpirun, horovodrun, TensorBoard, rsync, sbatch and docker.
 FOREIGN_OPTIONS = {
     *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
     *("--mpi", "--nodes", "--ntasks-per-node", "--batch", "--kill-on-bad-exit", "--gang-scheduling"),
@@ -184,6 +182,9 @@ def test_every_block_says_what_it_is():
         for block in blocks(guide):
             assert block.language in ("bash", "console", "text", "yaml"), f"{block.guide}:{block.line}"
         assert guide.read_text("utf-8").count("```") == 2 * len(list(blocks(guide)))
+        assert not re.search(r"^\|[ :|-]+\|\n\n", prose(guide), re.MULTILINE), (
+            f"{guide.name}: a table's head alone"
+        )
 
 
 def test_every_command_is_of_a_tested_kind():
@@ -305,6 +306,25 @@ def test_the_table_of_experiments():
             assert stated.startswith("**") != same, pair
 
 
+def test_options_of_a_stage_and_of_a_rank():
+    """The guides list all options of which each stage, or each rank, may have another value."""
+    stages, ranks = (prose(ROOT / "docs" / name) for name in ("stages.md", "resuming.md"))
+    named = [
+        re.search(r"Two values can be given to (.*?); without", stages, re.DOTALL)[1],
+        re.search(r"These may differ: (.*?) Everything else", ranks, re.DOTALL)[1],
+    ]
+    staged, own = (set(re.findall(r"`--(\w+)`", text)) for text in named)
+    assert staged == {name for name, option in OPTIONS.items() if option.staged}
+    assert own == {name for name, option in OPTIONS.items() if option.scope == RANK}
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_contents(guide):
+    """A page that begins with links to its sections has all of them."""
+    if listed := re.findall(r"^- \[(.*?)\]\(#", prose(guide), re.MULTILINE):
+        assert listed == re.findall(r"^## (.*)", prose(guide), re.MULTILINE)
+
+
 def test_the_tests_have_something_to_do():
     assert len(HPARAMS) > 8 and sum(command.shown is not None for command in HPARAMS) > 6
     assert len(TRAINING) >= 2
@@ -385,15 +405,6 @@ def test_a_run_is_shown():
     assert last.startswith("your own: .venv/bin/python predict.py runs/embedded")
 
 
-def substituted(words: list[str]) -> list[str]:
-    """The words with each option of SMALLER set to its value there."""
-    out = list(words)
-    for index, word in enumerate(words[:-1]):
-        if word in SMALLER:
-            out[index + 1] = SMALLER[word]
-    return out
-
-
 class OwnText(NamedTuple):
     directory: Path
     result: RunResult
@@ -412,20 +423,18 @@ def own_text(tmp_path_factory, corpus) -> OwnText:
     block = next(block for block in blocks_of(README, OWN_TEXT) if block.language == "bash")
     mine = commands(block)
     assert [command.words[0] for command in mine] == ["make", ".venv/bin/python", "mpirun"]
-    used = {word for command in mine for word in command.words}
-    assert set(SMALLER) <= used, "SMALLER names options that the example does not have"
-
     _, vocabulary, training = mine
-    run_command([sys.executable, *substituted(vocabulary.words[1:])], cwd=directory).check()
     before, options = split_at_script(training)
+    assert VOCABULARY[0] in vocabulary.words and {*SMALLER[::2]} <= {*options}, "they are gone"
+    run_command([sys.executable, *vocabulary.words[1:], *VOCABULARY], cwd=directory).check()
     ranks = int(before[before.index("-np") + 1])
-    result = run_ranks(ROOT / SCRIPT, ranks, args=substituted(options), cwd=directory).check()
+    result = run_ranks(ROOT / SCRIPT, ranks, args=[*options, *SMALLER], cwd=directory).check()
     return OwnText(directory, result)
 
 
 def test_own_text(own_text):
     run = own_text.directory / "runs" / "own"
-    assert (own_text.directory / "vocab.txt").read_text("utf-8").count("\n") == int(SMALLER["--vocab_size"])
+    assert (own_text.directory / "vocab.txt").read_text("utf-8").count("\n") == int(VOCABULARY[1])
     assert "2 processes on cpu" in own_text.result.ranks[0].stdout
     assert "warning" not in own_text.result.ranks[0].stderr
     assert (run / "0000006.params").exists()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -21,16 +22,12 @@ from training.checkpoint import list_steps
 
 CALL = ["--image", "1.dkr.ecr.eu-west-1.amazonaws.com/bert:1", "--role", "arn:aws:iam::1:role/R"]
 CALL += ["--instances", "1", "--instance_type", "ml.c7i.large", "--slots", "2"]
-OWN = [
-    "run_pretraining_hvd.py",
-    "--raw",
-    "--data",
-    "channel:corpus/*.txt",
-    "--vocab",
-    "channel:corpus/vocab.txt",
-]
-OWN += ["--model", "bert_1_32_2", "--max_seq_length", "16", "--batch_size", "4", "--ckpt_interval", "100000"]
-OWN += ["--log_interval", "5", "--progress", "lines"]
+STORED = ["--channel", "corpus=s3://bucket/corpus", "--checkpoints", "s3://bucket/runs", "--spot"]
+OWN = shlex.split(
+    "run_pretraining_hvd.py --raw --data channel:corpus/*.txt --vocab channel:corpus/vocab.txt "
+    "--model bert_1_32_2 --max_seq_length 16 --batch_size 4 --ckpt_interval 100000 "
+    "--log_interval 5 --progress lines"
+)
 
 
 def call(*words: str):
@@ -70,9 +67,8 @@ class SageMaker:
             each.mkdir()
         (self.code / "run_sagemaker.py").symlink_to(ROOT / "run_sagemaker.py")
         words = [f"w{number}" for number in range(60)]
-        (self.channel / "vocab.txt").write_text(
-            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
-        )
+        tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+        (self.channel / "vocab.txt").write_text("\n".join(tokens))
         sentences = [" ".join(words[(7 * n + k) % 60] for k in range(9)) for n in range(80)]
         documents = ["\n".join(sentences[n : n + 5]) for n in range(0, 80, 5)]
         (self.channel / "text.txt").write_text("\n\n".join(documents) + "\n")
@@ -106,16 +102,7 @@ class SageMaker:
 def test_a_spot_interruption_and_the_next_job(tmp_path):
     """SIGTERM to process 1, which is all that SageMaker sends; the job that follows gets the same folder."""
     sagemaker = SageMaker(tmp_path)
-    words = [
-        *CALL,
-        "--channel",
-        "corpus=s3://bucket/corpus",
-        "--checkpoints",
-        "s3://bucket/runs",
-        "--spot",
-        "--",
-    ]
-    fields = estimator(*words, *OWN, "--num_steps", "120", "--dropout", "0")
+    fields = estimator(*CALL, *STORED, "--", *OWN, "--num_steps", "120", "--dropout", "0")
     with sagemaker.start(fields["hyperparameters"]) as run:
         wait_for_file(sagemaker.checkpoints / "metrics.jsonl", text="mlm_loss", run=run)
         os.kill(run.pid, signal.SIGTERM)
@@ -131,22 +118,12 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
 
 
 def test_the_call_has_what_the_plan_says():
-    words = [*CALL, "--channel", "corpus=s3://bucket/corpus", "--checkpoints", "s3://bucket/runs", "--spot"]
-    words += [
-        "--tokens_per_gpu",
-        "8192",
-        "--",
-        "--data",
-        "channel:corpus/*.txt",
-        "--vocab",
-        "channel:corpus/v.txt",
-    ]
-    fields = estimator(*words)
+    own = ["--data", "channel:corpus/*.txt", "--vocab", "channel:corpus/v.txt"]
+    fields = estimator(*CALL, *STORED, "--tokens_per_gpu", "8192", "--", *own)
     options = fields["hyperparameters"]
     plan = ["--num_gpus", "2", "--tokens_per_gpu", "8192", "--json"]
-    planned = json.loads(run_command([sys.executable, ROOT / "hparams.py", *plan]).check().stdout)[
-        "options"
-    ].split()
+    printed = run_command([sys.executable, ROOT / "hparams.py", *plan]).check().stdout
+    planned = json.loads(printed)["options"].split()
     for name, value in zip(planned, planned[1:]):
         if name.startswith("--"):
             assert options[name[2:]] == ("true" if value.startswith("--") else value)
@@ -154,6 +131,14 @@ def test_the_call_has_what_the_plan_says():
     assert fields["checkpoint_local_path"] == "/opt/ml/checkpoints" and "ckpt_dir" not in options
     assert fields["use_spot_instances"] is True and fields["max_wait"] > fields["max_run"]
     assert fields["fit"] == {"corpus": "s3://bucket/corpus"} and fields["instance_count"] == 1
+
+
+def test_a_folder_of_ones_own_is_kept():
+    """A file system that the job mounts; with --checkpoints SageMaker would copy another."""
+    own = shlex.split("-- run_pretraining_hvd.py --dummy_data_len 8 --num_steps 3 --ckpt_dir /fsx/run")
+    assert estimator(*CALL, *own)["hyperparameters"]["ckpt_dir"] == "/fsx/run"
+    result = call(*CALL, "--checkpoints", "s3://bucket/runs", *own)
+    assert result.returncode == 2 and "--ckpt_dir /fsx/run: SageMaker keeps /opt/ml/" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,21 +212,11 @@ def test_hosts_are_announced():
 
 
 def test_the_model_is_that_of_the_last_checkpoint(tmp_path):
-    for name in (
-        "0000004.params",
-        "0000004.json",
-        "0000008.params",
-        "0000008.json",
-        "0000008.states.npz",
-        "run.yaml",
-    ):
+    last = ["0000008.params", "0000008.json", "run.yaml"]
+    for name in ("0000004.params", "0000004.json", "0000008.states.npz", *last):
         (tmp_path / name).write_text(name)
     copy_model(str(tmp_path), str(tmp_path / "model"))
-    assert {each.name for each in (tmp_path / "model").iterdir()} == {
-        "0000008.params",
-        "0000008.json",
-        "run.yaml",
-    }
+    assert {each.name for each in (tmp_path / "model").iterdir()} == {*last}
 
 
 def test_a_missing_toolkit_is_named(tmp_path):

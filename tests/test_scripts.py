@@ -31,9 +31,7 @@ def test_the_scripts_differ_only_in_the_backend():
     changes = [(horovod[a:b], byteps[c:d]) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"]
     docstrings, *names = changes
     assert [len(side) for side in docstrings] == [1, 1] and docstrings[0][0].startswith('"""Pretrain BERT')
-    assert {(tuple(old), tuple(new)) for old, new in names} == {
-        (("HVD",), ("BYTEPS",)),
-    }
+    assert {(tuple(old), tuple(new)) for old, new in names} == {(("HVD",), ("BYTEPS",))}
 
 
 def test_every_script_is_executable():

@@ -2,7 +2,6 @@
 
 options_file        options in YAML files
 config              tables of options, and all settings of a run
-start_options       the table of those that say where a run starts, and its stages
 hours               command: the options of a run of so many hours
 options             the command line of the pretraining scripts, and the settings made of it
 start/              the one door into a run: fresh, from parameters, from a checkpoint
@@ -37,7 +36,6 @@ last_good           checkpoints of the loop: the one to go back to when steps ar
 rescue              the state after the last complete step, saved where other ranks are lost
 left_behind         checkpoints that a failure has left elsewhere, for the next start
 stalled             a warning where the loss does not fall
-pretrained_options  what a command line adds to them
 profiling/          traces of steps
 profile             command: the parts of a step's time
 """

@@ -25,7 +25,7 @@ import numpy as np
 from base.errors import InputError, TrainingError
 from base.files import sha256_of
 from base.options import RANK
-from bert.model import each_once, network_parameters
+from bert.model import each_once, live_arrays, network_parameters
 from comm.base import Communicator
 from comm.bits import memory_of
 from training.checkpoint import library_versions
@@ -34,7 +34,6 @@ from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
 from training.pipeline.ranks import Ranks
 from training.run_inputs import Part
-from training.start.restoring import live_arrays
 
 ROOT = Path(__file__).resolve().parent.parent
 # The project's source files that a run may execute.

@@ -42,7 +42,7 @@ from training.deadline import DeadlineConfig
 from training.guard import SKIP, SPIKES
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.pipeline.options import PipelineConfig, decay_schedule
-from training.start_options import StartConfig
+from training.start.options import StartConfig
 
 DEFAULT_MODEL = "bert_12_768_12"
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads

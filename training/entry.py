@@ -11,6 +11,7 @@ import traceback
 from typing import Callable, NoReturn
 
 from base import failures, notify
+from base.command_line import code_of
 from base.errors import RUN_AGAIN, InputError, TrainingError, lack_of_memory
 from base.launchers import launched_rank
 from base.memory import address_limit
@@ -25,7 +26,7 @@ PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing
 
 
 def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
-    """Runs a script: 2 for bad input, 1 for a failure, else what `main` returns.
+    """Runs a script: 2 for bad input, 1 for a failure (a full disk, too), else what `main` returns.
 
     A rank that fails leaves at once: the others may be waiting for it in a collective, and the launcher ends
     them. `leaves`: for a program that trains, signals are obeyed from the beginning on
@@ -34,7 +35,7 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     if leaves:
         leave_at_signals()
     try:
-        code = main()
+        code = main() if leaves else code_of(main)
         if leaves:  # Python's own end restores the default action, which would kill the process: 138
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         notify.tell(notify.END, _ENDS.get(code, f"ended with code {code}"), code)
@@ -45,7 +46,8 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
             print(f"stopped by {stopped}: nothing to save", file=sys.stderr, flush=True)
         abort(stopped.code)
     except InputError as error:
-        _fail(str(error), 2, failures.BAD_OPTION)
+        kind = failures.kind_of(error)  # DISK: no room for run.lock, say, which another start may find
+        _fail(str(error), *((1, kind) if kind == failures.DISK else (2, failures.BAD_OPTION)))
     except CommunicationError as error:
         _fail(str(error), 1, failures.PASSING)
     except TrainingError as error:

@@ -46,13 +46,13 @@ def from_rank_0(make: Callable[[], Any], communicator: Communicator) -> Any:
     Raises:
         InputError: on every rank, where `make` raises it.
     """
-    value = error = None
+    value = error = cause = None
     if communicator.rank == 0:
         try:
             value = make()
         except InputError as found:
-            error = str(found)
+            error, cause = str(found), found
     value, error = broadcast_json([value, error], communicator)
     if error is not None:
-        raise InputError(error)
+        raise InputError(error) from cause
     return value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple, Sequence
 
-from base.command_line import OptionParser, within
+from base.command_line import OptionParser, code_of, within
 from base.errors import InputError
 from base.machine import multiplies_bfloat16
 
@@ -84,4 +84,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -3,6 +3,7 @@ starts, and the data opened."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from data.opening import (
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, control_batches, dummy_batch, evaluation_batches
+from data.pretraining.prefetch import Feed
+from data.pretraining.sources import Batch
 from data.sharing import Share
 from data.store.tokens import entropy, token_counts
 from data.tokenizing.vocab import Vocabulary
@@ -38,7 +41,7 @@ from lamb_paper import STAGE_LENGTHS, STAGES
 from training.config import PUBLISHED_VOCABULARIES, RunConfig
 from training.plan import RunPlan, make_plan
 from training.report import Reporter
-from training.run_inputs import About, EvaluationFeed, Feed, Part, Repeated, RunInputs
+from training.run_inputs import About, EvaluationFeed, Part, RunInputs
 from training.start.initial import Wanted, find_initial
 from training.start.start import Start, check_start
 from training.start.vocabulary import check_room
@@ -132,7 +135,7 @@ class Inputs(RunInputs):
 
     def open_training(
         self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
-    ) -> Feed | None:
+    ) -> Feed[Batch] | None:
         """This rank's part of --data, or random tokens with --dummy_data_len; None without either."""
         batch, length = config.batch, config.data.dummy_data_len
         share = Share(communicator.rank, communicator.size, batch.micro_batches).check()
@@ -140,7 +143,8 @@ class Inputs(RunInputs):
             rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
             rng = np.random.default_rng([seed, communicator.rank])
             made = dummy_batch(rows, length, plan.max_predictions_per_seq, self.vocab_size, rng)
-            return Feed(Repeated(made, len(share.own)))
+            make = itertools.repeat(lambda: made)
+            return Feed(lambda position: zip(itertools.count(position + 1), make), len(share.own))
         if not self.train.kind:
             return None
         opened = open_source(self, self.train, communicator)
@@ -156,7 +160,7 @@ class Inputs(RunInputs):
         shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
         reporter.note(f"batches of a process (sequences x tokens): {shapes}")
         content = fingerprint_of_store(opened.manifest)
-        return Feed(batches, config.data.num_data_workers, counts, content)
+        return Feed(batches.tasks, batches.micro_batches, config.data.num_data_workers, counts, content)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's part of --data_eval; None without it."""

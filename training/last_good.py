@@ -112,7 +112,7 @@ class Checkpoints:
             return
         if self.newest != step and run.skips.in_a_row == 0:
             self.save(step, planned=True, ended=False, interrupted=False)
-        if self.newest == step:
+        if 0 < self.newest == step:  # at 0 there is none, whose parameters are another run's
             self._best = metrics
             if leads:
                 run.saver.afterwards(lambda: self._write_best(metrics))

@@ -8,28 +8,20 @@ mxnet.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
-import stat
 from collections import ChainMap
 from typing import Any, Callable, Mapping, Sequence
 
 from base.errors import InputError, TrainingError
+from base.failures import kept_in_memory, memory_of
 from bert.weights.params_file import read_index
 from training.checkpoint import OWN, Checkpoint, list_steps, save, verified
 
-MEMORY = "/dev/shm"
 PARTS = "rescue"
 ORDER = "order"  # in a part's manifest: names of all parameters, in the order of a checkpoint's files
 _PART = re.compile(r"stage-(\d+)-of-(\d+)")
-
-
-def memory_of(ckpt_dir: str) -> str:
-    """The folder in this host's memory for a checkpoint that the disk did not take."""
-    name = hashlib.sha256(os.path.realpath(ckpt_dir).encode()).hexdigest()[:16]
-    return os.path.join(MEMORY, f"checkpoint-{os.geteuid()}-{name}")
 
 
 def keep_in_memory(
@@ -63,23 +55,14 @@ def bring_back(ckpt_dir: str, report: Callable[[str], None]) -> None:
     Raises:
         InputError: the disk still does not take it.
     """
-    memory, place = memory_of(ckpt_dir), os.path.join(ckpt_dir, PARTS)
-    if _is_own(memory):
+    memory, place = kept_in_memory(ckpt_dir), os.path.join(ckpt_dir, PARTS)
+    if memory is not None:
         _take(ckpt_dir, memory, [memory], f"back from this host's memory, {memory}", report)
     if os.path.isdir(place) and not os.path.islink(place):
         found = [os.path.join(place, name) for name in os.listdir(place) if _PART.fullmatch(name)]
         stages = [folder_of_part(ckpt_dir, stage, len(found)) for stage in range(len(found))]
         folders = stages if set(stages) == set(found) else []
         _take(ckpt_dir, place, folders, f"joined from the parts of {len(found)} stages", report)
-
-
-def _is_own(folder: str) -> bool:
-    """Whether it is there, and not somebody else's, who may write there what they like."""
-    try:
-        there = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid() and not there.st_mode & 0o077
 
 
 def _take(

@@ -114,7 +114,7 @@ class Loop:
         return 0
 
     def _take(self, lr: float) -> StepResult:
-        """Takes a step, and notes what it was."""
+        """Takes a step and records its result."""
         run = self.run
         self.deadline.begin(saves=0 in (self.step % run.ckpt_interval, self.step % run.eval_interval))
         self.trace.before_step()

@@ -10,6 +10,7 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
+from base.errors import NotFiniteError
 from comm.base import Communicator
 from tasks.base import Collector, Task
 from training.exchange import summed
@@ -226,21 +227,27 @@ def evaluate(
         `Paired`, the scores of `collector` (on rank 0), sequences, and s (seconds), all behind "eval_".
 
     Raises:
-        TrainingError: as `Collector.scores`.
+        NotFiniteError: on every rank, outputs are not finite. TrainingError: as `Collector.scores`.
     """
     begun = time.monotonic()
     totals, paired = Totals(task, device), Paired(task, communicator)
+    failure: NotFiniteError | None = None
     for number, (batch, (_, sums, *outputs)) in enumerate(passes):
         if controlled:
             paired.add(batch, sums)
             if number % 2:
                 continue
         totals.add([batch], sums)
-        if collector is not None:
-            collector.add(batch, [output.asnumpy() for output in outputs])
+        if collector is not None and failure is None:
+            try:
+                collector.add(batch, [output.asnumpy() for output in outputs])
+            except NotFiniteError as error:  # which others may not have
+                failure = error
     gathered = totals.over_ranks(communicator)
     named: dict[str, Any] = {**figures(task, gathered), **(paired.over_ranks() if controlled else {})}
     if collector is not None:
+        if not all(communicator.all_agree([failure is None])):
+            raise failure or NotFiniteError("outputs of the model are no finite numbers on another rank")
         whole = summed_exactly(collector.arrays(), communicator)
         if communicator.rank == 0:
             named.update(collector.scores(whole))

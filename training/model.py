@@ -1,5 +1,5 @@
-"""The network of a run, or one stage of it, with the parameters that the run begins with; and the device, the
-dtype and the operators of a rank: what is asked for, on what its host has."""
+"""The network of a run, or one stage of it; and the device, the dtype and the operators of a rank: what is
+asked for, on what its host has."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ import mxnet as mx
 
 from base.errors import InputError
 from bert.configuration import REMOVE
-from bert.model import build_model, initialize, network_parameters, trained
+from bert.model import build_model, initialize, trained
 from bert.operators import LIBRARY, check_fused, choose_operators
 from bert.part import allocate, build_part
-from bert.weights.published import load_published
 from comm.base import Communicator
 from tasks.base import DividedTask, Task
 from training.agreement import digest_of_file
 from training.config import ModelConfig, OptimizationConfig
-from training.optimizer.optimizer import Optimizer
+from training.optimizer.optimizer import Optimizer, Rule
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.update import MomentType, Rule
+from training.optimizer.states import MomentType
 from training.pipeline.options import check_dtype
 from training.pipeline.ranks import Ranks
-from training.pipeline.state import begin_stages
 from training.run_inputs import Part
-from training.start.restoring import restore_parameters
-from training.start.start import Start
 
 
 class Computing(NamedTuple):
@@ -74,15 +70,15 @@ class Model:
     operators: str
 
 
-def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) -> Model:
-    """The network, or this rank's stage of it, with the parameters that the run begins with; every rank calls
-    it.
+def open_model(part: Part, task: Task, ranks: Ranks, seed: int) -> Model:
+    """The network with random parameters, or this rank's stage of it, whose parameters have memory and no
+    numbers yet.
 
     Raises:
-        InputError: a checkpoint, or a file of published weights, that does not fit; float16 in stages.
+        InputError: what is asked for cannot be had here; float16 in stages.
     """
-    config, vocab_size, world = part.config.model, part.inputs.vocab_size, ranks.world
-    device, dtype, operators = choose_computing(config, world)
+    config, vocab_size = part.config.model, part.inputs.vocab_size
+    device, dtype, operators = choose_computing(config, ranks.world)
     shape, dropout, stored = config.bert, config.rates, "float16" if dtype == "float16" else "float32"
     if ranks.pipelined:
         assert isinstance(task, DividedTask), "pretraining"
@@ -93,17 +89,11 @@ def open_model(part: Part, start: Start, task: Task, ranks: Ranks, seed: int) ->
     else:
         bert = build_model(shape, vocab_size, dropout, task.heads)
         initialize(bert, device, stored, seed, config.initial_stdev)
-        if start.published and world.rank == 0:  # the others get rank 0's
-            load_published(bert, shape.name, start.published, device)
         network = task.network(bert, shape, dtype, dropout, operators)
         if config.padding == REMOVE:
             network.remove_padding()
     if config.recompute:
         network.recompute()
-    if ranks.pipelined:
-        begin_stages(start, network, ranks, seed, config.initial_stdev)
-    else:
-        restore_parameters(start, network_parameters(network), world, device)
     return Model(network, device, dtype, operators)
 
 

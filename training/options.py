@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from base.command_line import MOST_PROCESSES, OptionParser, Pair, positive_int, whole
+from base.command_line import MOST_PROCESSES, Pair, ScriptParser, positive_int, whole
 from base.errors import InputError
 from base.options import add_options, options_in, taken
 from comm.options import CommunicationConfig, communication_config
@@ -34,7 +34,7 @@ from training.deadline import DeadlineConfig, check_deadline
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTIONS_FILE, expand, parse_words
 from training.pipeline.options import PipelineConfig, pipeline_config
-from training.start_options import StartConfig, check_start_options
+from training.start.options import StartConfig, check_start_options
 
 _BACKEND = "run_pretraining_hvd.py exchanges through Horovod, run_pretraining_byteps.py through BytePS"
 _CACHE = "tokenized text is always kept, in --cache_dir"
@@ -165,10 +165,8 @@ def expand_options(words: Sequence[str]) -> list[str]:
     return expand(words, _parser(""))
 
 
-def _parser(description: str) -> OptionParser:
-    parser = OptionParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser(description: str) -> ScriptParser:
+    parser = ScriptParser(description=description)
     OPTIONS_FILE.add(parser.add_argument)
     table = {name: each.in_pairs() for name, each in TABLE.items()}
     for title, names in GROUPS.items():
@@ -259,60 +257,62 @@ def _check(options: argparse.Namespace) -> None:
             "the model"
         )
     model = model_config(options)
-    if model.of_fused_operators and options.operators == "mxnet":
-        (option, *_) = model.of_fused_operators
-        raise InputError(f"{option} needs the fused operators: leave out --operators mxnet")
+    wrong = next(_exclusions(options, model.of_fused_operators), None)
+    if wrong is not None:
+        raise InputError(wrong)
     options.dropout, options.attention_dropout = model.rates
-    if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):
-        raise InputError(
-            f"--pretrained: no parameters are published for {options.config_file or options.model}; they are "
-            f"for --model {' and '.join(PUBLISHED_MODELS)}"
-        )
-    if options.resume and options.start_step:
-        raise InputError(
-            "--resume and --start_step exclude each other: the one finds the step, the other names it"
-        )
-    if options.lower_bound and options.upper_bound and options.lower_bound > options.upper_bound:
-        raise InputError(f"--lower_bound {options.lower_bound} is above --upper_bound {options.upper_bound}")
-    for flag in ("bias_correction", "lower_bound", "upper_bound"):
-        if options.optimizer != "lamb" and getattr(options, flag):
-            raise InputError(f"--{flag} is for --optimizer lamb, not for {options.optimizer}")
-    if options.optimizer_state != "float32" and (options.operators == "mxnet" or options.dtype == "float16"):
-        other = "--operators mxnet" if options.operators == "mxnet" else "--dtype float16"
-        raise InputError(
-            f"--optimizer_state {options.optimizer_state} needs the fused CPU operators; leave it out, or "
-            f"{other}"
-        )
-    if options.shard_states and options.optimizer_state != "float32":
-        raise InputError(
-            f"--optimizer_state {options.optimizer_state} with --shard_states: its roundings depend on the "
-            "parameters that a process updates, so the number of processes would change them; leave one out"
-        )
-    if options.schedule != "wsd" and options.cooldown_ratio is not None:
-        raise InputError(f"--cooldown_ratio is for --schedule wsd, not for {options.schedule}")
     if options.schedule == "wsd":
         options.cooldown_ratio = options.cooldown_ratio or COOLDOWN_RATIO
     options.decay_power = options.decay_power or DECAY_POWERS[options.schedule]
-    ends = [f"--{name}" for name in ("budget_hours", "num_epochs", "num_steps") if getattr(options, name)]
-    if len(ends) > 1:
-        raise InputError(f"{' and '.join(ends)} exclude each other: either says when the run ends")
-    if options.num_epochs and (options.dummy_data_len or not options.data):
-        raise InputError("--num_epochs: passes are over --data; give it, or the length as --num_steps")
-    if options.lr and options.end_lr > options.lr:
-        raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
-    if options.num_steps and options.start_step > options.num_steps and not options.stages:
-        raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
-    if (options.keep_best or options.eval_interval) and not options.data_eval:
-        flag = "keep_best" if options.keep_best else "eval_interval"
-        raise InputError(f"--{flag}: nothing is evaluated; name held-out text with --data_eval")
-    if options.keep_interval and options.keep_interval % options.ckpt_interval:
-        raise InputError(
-            f"--keep_interval {options.keep_interval} is no multiple of --ckpt_interval "
-            f"{options.ckpt_interval}: not every such checkpoint would be saved"
-        )
     pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_deadline(taken(DeadlineConfig, options), os.environ)
     check_data_options(options)
     check_start_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)
+
+
+def _exclusions(options: argparse.Namespace, of_fused_operators: Sequence[str]) -> Iterator[str]:
+    """A line for each contradiction between options."""
+    if of_fused_operators and options.operators == "mxnet":
+        yield f"{of_fused_operators[0]} needs the fused operators: leave out --operators mxnet"
+    if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):
+        yield (
+            f"--pretrained: no parameters are published for {options.config_file or options.model}; they are "
+            f"for --model {' and '.join(PUBLISHED_MODELS)}"
+        )
+    if options.resume and options.start_step:
+        yield "--resume and --start_step exclude each other: the one finds the step, the other names it"
+    if options.lower_bound and options.upper_bound and options.lower_bound > options.upper_bound:
+        yield f"--lower_bound {options.lower_bound} is above --upper_bound {options.upper_bound}"
+    for flag in ("bias_correction", "lower_bound", "upper_bound"):
+        if options.optimizer != "lamb" and getattr(options, flag):
+            yield f"--{flag} is for --optimizer lamb, not for {options.optimizer}"
+    state = f"--optimizer_state {options.optimizer_state}"
+    if options.optimizer_state != "float32" and (options.operators == "mxnet" or options.dtype == "float16"):
+        other = "--operators mxnet" if options.operators == "mxnet" else "--dtype float16"
+        yield f"{state} needs the fused CPU operators; leave it out, or {other}"
+    if options.optimizer_state != "float32" and options.shard_states:
+        yield (
+            f"{state} with --shard_states: its roundings depend on the parameters that a process updates, so "
+            "the number of processes would change them; leave one out"
+        )
+    if options.schedule != "wsd" and options.cooldown_ratio is not None:
+        yield f"--cooldown_ratio is for --schedule wsd, not for {options.schedule}"
+    ends = [f"--{name}" for name in ("budget_hours", "num_epochs", "num_steps") if getattr(options, name)]
+    if len(ends) > 1:
+        yield f"{' and '.join(ends)} exclude each other: either says when the run ends"
+    if options.num_epochs and (options.dummy_data_len or not options.data):
+        yield "--num_epochs: passes are over --data; give it, or the length as --num_steps"
+    if options.lr and options.end_lr > options.lr:
+        yield f"--end_lr {options.end_lr} is above --lr {options.lr}"
+    if options.num_steps and options.start_step > options.num_steps and not options.stages:
+        yield f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}"
+    if (options.keep_best or options.eval_interval) and not options.data_eval:
+        flag = "keep_best" if options.keep_best else "eval_interval"
+        yield f"--{flag}: nothing is evaluated; name held-out text with --data_eval"
+    if options.keep_interval and options.keep_interval % options.ckpt_interval:
+        yield (
+            f"--keep_interval {options.keep_interval} is no multiple of --ckpt_interval "
+            f"{options.ckpt_interval}: not every such checkpoint would be saved"
+        )

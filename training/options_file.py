@@ -15,7 +15,7 @@ import math
 import sys
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from base.command_line import OptionParser, path_name
+from base.command_line import ScriptParser, path_name
 from base.errors import InputError
 from base.files import replacing
 from base.options import RANK, Option
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
     value: str | bool | None
 
 
-def parse_words(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_words(parser: ScriptParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line, None: this process's, and of its --options_file.
 
     Raises:
@@ -63,7 +63,7 @@ def parse_words(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Na
     return options
 
 
-def expand(words: Sequence[str], parser: OptionParser) -> list[str]:
+def expand(words: Sequence[str], parser: ScriptParser) -> list[str]:
     """The words of a command line with the options of its --options_file in front, so that its own win.
 
     --NAME=null takes an option of the file back; --FLAG=true and --FLAG=false set a flag, whatever the file
@@ -98,7 +98,7 @@ def expand(words: Sequence[str], parser: OptionParser) -> list[str]:
 
 def _without_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The files that a command line names, and its other words."""
-    parser = OptionParser(allow_abbrev=False, add_help=False)
+    parser = ScriptParser(add_help=False)
     parser.add_argument(OPTION, action="append", default=[])
     given, rest = parser.parse_known_args(words)
     return given.options_file, rest

@@ -17,7 +17,7 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Sequence
 
-from base.command_line import OptionParser, count, path_name, positive, positive_int
+from base.command_line import ScriptParser, count, path_name, positive, positive_int
 from base.errors import InputError
 from base.files import replacing
 from base.tables import terminal
@@ -154,13 +154,11 @@ def _add_peak(facts: dict[str, Any]) -> None:
     facts["peak_of"] = f"the best product of {ROWS} x {ROWS} {dtype} matrices in {_MEASURED:g} s"
 
 
-def _parser(of_traces: bool) -> OptionParser:
+def _parser(of_traces: bool) -> ScriptParser:
     """Options of this command: for traces, or for a run, whose options are read by the training scripts'."""
-    parser = OptionParser(
+    parser = ScriptParser(
         prog="python -m training.profile",
         description="report on traces" if of_traces else _HELP,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=None if of_traces else _USAGE,
     )
     add = parser.add_argument
@@ -186,7 +184,7 @@ def _parser(of_traces: bool) -> OptionParser:
 
 def _looked_at(arguments: Sequence[str]) -> argparse.Namespace:
     """Those options of a run that decide on others, before the training scripts' parser reads all."""
-    parser = OptionParser(allow_abbrev=False, add_help=False)
+    parser = ScriptParser(add_help=False)
     for name in ("--ckpt_dir", "--data", "--dummy_data_len"):
         parser.add_argument(name)
     parser.add_argument("--max_seq_length", type=positive_int, default=_LENGTH)

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from base.errors import TrainingError
 from base.files import replacing
 from base.json_files import read_json_lines
+from base.launchers import RANK_VARIABLES
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
 from training.spread import paired_error
@@ -65,7 +66,7 @@ class Events:
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
 TENSORBOARD_DIR = "tensorboard"
-LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RANK")  # set by a launcher
+LAUNCHED = (*RANK_VARIABLES, "BYTEPS_LOCAL_RANK")  # set by a launcher
 
 
 class Span(NamedTuple):

@@ -23,16 +23,15 @@ import numpy as np
 
 from base.claims import Claim, HeldError
 from base.errors import InputError, NotFiniteError, TrainingError
-from bert.model import network_parameters
+from bert.model import live_arrays, network_parameters
 from comm.base import CommunicationError
 from comm.bits import memory_of
 from training.checkpoint import list_steps, save
 from training.left_behind import ORDER, folder_of_part, keep_in_memory
 from training.optimizer.shards import ShardedOptimizer
 from training.run import Run
-from training.saving import check_finite
+from training.saving import NotSavedError, check_finite
 from training.start.lock import LOCK_FILE
-from training.start.restoring import live_arrays
 
 LOCK = "rescue{}.lock"  # of the rank that saves; of that for a stage of a pipeline
 POLL = 0.1  # seconds
@@ -56,6 +55,7 @@ class Rescue:
         self._saving = threading.Lock()
         self._begun = threading.Event()
         self._facts: dict[str, Any] | None = None  # of the state, once it is another than at the start
+        self._there = list_steps(run.config.checkpoint.ckpt_dir)  # also of steps that are taken once more
         self._step = 0
         self._said: str | None = None
 
@@ -100,6 +100,8 @@ class Rescue:
             if said:
                 self._run.reporter.warn(said)
         self._run.communicator.before_end(lambda has_first: "")
+        if isinstance(error, NotSavedError):  # rank 0 may take long to keep the state; its end is this one's
+            time.sleep(SAVING)
 
     def _save(self, has_first: bool) -> str:
         run, place, ranks = self._run, self._run.config.checkpoint.ckpt_dir, self._run.ranks
@@ -126,7 +128,7 @@ class Rescue:
 
     def _write(self, place: str) -> str:
         """Writes the state, or this stage's part, into a folder, or where that cannot be had into memory."""
-        if self._step in list_steps(place):  # another rank has been here
+        if self._step in list_steps(place) and self._step not in self._there:  # another rank has been here
             return f"step {self._step} is saved"
         run = self._run
         parameters: Mapping[str, Any] = live_arrays(network_parameters(run.model.network))

@@ -19,8 +19,9 @@ from base.files import is_temporary
 from base.launchers import HVD
 from base.tables import terminal
 from bert.configuration import REMOVE
-from bert.model import each_once, network_parameters, trained
+from bert.model import each_once, live_arrays, network_parameters, trained
 from comm.base import Communicator
+from data.pretraining.prefetch import Feed
 from data.sharing import Share
 from tasks.base import Task
 from training.agreement import agree, check_replicas
@@ -34,27 +35,21 @@ from training.model import Model, choose_computing, make_optimizer, open_model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.update import check_moments
+from training.optimizer.states import check_moments
 from training.options_file import OPTION, RUN_FILE, write_options
 from training.pipeline.ranks import Ranks
 from training.pipeline.split import make_split
-from training.pipeline.state import check_tied, gather, restore_stages
+from training.pipeline.state import check_tied, gather
 from training.pipeline.step import forward_stages
 from training.plan import RunPlan
 from training.profiling.profiler import TracePlan
 from training.report import Reporter, RunReporter, Span
-from training.run_inputs import EvaluationFeed, Feed, Part, RunInputs
+from training.run_inputs import EvaluationFeed, Part, RunInputs
 from training.saving import Saver
-from training.start.restoring import live_arrays, restore_states
-from training.start.start import (
-    Start,
-    changed_options,
-    data_seed,
-    position_to_continue,
-    processes_to_count,
-)
+from training.start.options import OPTIMIZER, SCHEDULE
+from training.start.restoring import restore_parameters, restore_states
+from training.start.start import Start, data_seed
 from training.start.vocabulary import write_vocabulary
-from training.start_options import OPTIMIZER, SCHEDULE
 
 
 @dataclass
@@ -69,7 +64,7 @@ class Run:
     start: Start
     seed: int
     reporter: Reporter
-    feed: Feed | None
+    feed: Feed[Any] | None
     eval_feed: EvaluationFeed | None
     model: Model
     optimizer: Optimizer
@@ -182,16 +177,13 @@ class Run:
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
-        loss scale, count of skipped steps. The parameters were restored when the model was made.
+        loss scale, count of skipped steps.
 
         Raises:
             InputError: states of another model or dtype.
         """
         start = self.start
-        if self.ranks.pipelined:
-            restore_stages(start, self.model.network, self.optimizer, self.ranks)
-        else:
-            restore_states(start, self.optimizer, self.communicator)
+        restore_states(start, self.model.network, self.optimizer, self.ranks)
         if start.keeps(OPTIMIZER):
             self.scaler.restore(start.facts["scaler"])
         if start.facts and start.step:  # the same run, perhaps another stage of it
@@ -200,11 +192,12 @@ class Run:
     def introduce(self, warnings: Sequence[str]) -> None:
         """Reports these and further warnings, and the run's model, devices and options."""
         config, model, start = self.config, self.model, self.start
-        for message in (*warnings, *self.plan.warnings):
+        trains = self.feed is not None  # an evaluation has no use for the plan
+        for message in (*warnings, *(self.plan.warnings if trains else ())):
             self.reporter.warn(message)
-        planned = start.facts.get("num_steps")
-        if start.stage and start.stage == start.facts.get("stage") and planned != self.plan.num_steps:
-            said = f"stage {start.stage} was planned for {planned} steps, and now has {self.plan.num_steps}"
+        planned, now = start.facts.get("num_steps"), self.plan.num_steps
+        if trains and start.stage and start.stage == start.facts.get("stage") and planned != now:
+            said = f"stage {start.stage} was planned for {planned} steps, and now has {now}"
             self.reporter.warn(said)
         for message in self.ranks.warnings:
             self.reporter.warn(message)
@@ -274,7 +267,9 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     if ranks.pipelined:
         counts = broadcast_json(split_of(part).counts, ranks.world)
         ranks = ranks.divided(config.model.bert, make_split(counts))
-    model = open_model(part, start, task, ranks, seed)
+    model = open_model(part, task, ranks, seed)
+    restore_parameters(start, model.network, ranks, config.model, seed)
+    optimizer = make_optimizer(config.optimization, model, ranks.world, seed)
     kept = Kept(config.checkpoint.keep_checkpoints, config.checkpoint.keep_interval or 0)
     saver = Saver(config.checkpoint.ckpt_dir, kept, reporter)
     run = Run(
@@ -289,7 +284,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         feed=feed,
         eval_feed=eval_feed,
         model=model,
-        optimizer=make_optimizer(config.optimization, model, ranks.world, seed),
+        optimizer=optimizer,
         scaler=DynamicScaler() if model.dtype == "float16" else LossScaler(),
         skips=SkipCounter(),
         guard=Guard(config.optimization.spikes == SKIP),
@@ -299,25 +294,22 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         saved_vocabulary=vocabulary,
     )
     run.restore()
-    position, messages = position_to_continue(
-        start, config.options, config.batch.processes, inputs.about.data_options
-    )
-    run.introduce([*start.messages, *inputs.messages, *changed_options(start, config), *messages])
+    run.introduce([*start.messages, *inputs.messages])
     if feed is not None:
-        feed.seek(position)
-    if start.keeps(SCHEDULE) and not start.begins_stage_2 and not messages:  # else losses may be others
+        feed.seek(start.position)
+    if start.keeps(SCHEDULE) and not start.begins_stage_2 and start.exact:  # else losses may be others
         run.guard.restore(start.facts.get("guard", Guard().state()))
     return run
 
 
 def _settled(part: Part, start: Start, ranks: Ranks, seed: int) -> tuple[Part, RunPlan]:
-    """The part for this number of processes, with its number of steps and what it has to download, and its
-    plan.
+    """The part for the start's number of processes, with its number of steps and what it has to download, and
+    its plan.
 
     Raises:
         InputError: a plan, a device or data that cannot be had; fewer steps than have been taken.
     """
-    processes = processes_to_count(start, part.config, ranks.coordinates.data_size)
+    processes = start.processes
     config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     computing = choose_computing(config.model, ranks.world)
     on_gpu = computing.device.device_type == "gpu"
@@ -331,7 +323,7 @@ def _settled(part: Part, start: Start, ranks: Ranks, seed: int) -> tuple[Part, R
     if plan.num_steps is not None and start.step > start.begun + plan.num_steps and inputs.trains:
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
-        epochs = config.optimization.num_epochs
+        epochs = inputs.about.epochs
         flag = f"--num_epochs {epochs:g}, or" if epochs else "--num_steps"
         raise InputError(f"{flag} {plan.num_steps}{' steps' if epochs else ''}: {already}{of_stage}")
     return Part(config, inputs), plan

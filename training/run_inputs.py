@@ -1,18 +1,17 @@
-"""Inputs of a run: data checked before MXNet is imported, its plan, and its feeds: micro-batches of this
-rank, made ahead from the run's files, or one of random tokens."""
+"""Inputs of a run: data checked before MXNet is imported, its plan, and its feeds, for training and for
+evaluation."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from comm.base import Communicator
-from data.pretraining.prefetch import Prefetcher
+from data.pretraining.prefetch import Feed
 from data.store.tokens import loss_without_context
 from data.tokenizing.vocab import Vocabulary
 from tasks.base import Collector, Floors
@@ -20,8 +19,6 @@ from training.config import RunConfig
 from training.plan import RunPlan
 from training.report import Reporter
 from training.start.start import Start
-
-BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, little memory
 
 
 def floors_of(training: np.ndarray | None, held_out: np.ndarray | None) -> Floors:
@@ -31,68 +28,6 @@ def floors_of(training: np.ndarray | None, held_out: np.ndarray | None) -> Floor
         None if held_out is None else loss_without_context(held_out),
         None if training is None or held_out is None else loss_without_context(held_out, training),
     )
-
-
-class Batches(Protocol):
-    """Batches without end, from any position on; `micro_batches` of this rank in a step."""
-
-    @property
-    def micro_batches(self) -> int: ...
-
-    def tasks(self, position: int) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Tasks from a position on: the position after each batch, and its maker."""
-
-
-class Repeated(NamedTuple):
-    """One batch again and again: for speed and memory, without any data."""
-
-    batch: Any
-    micro_batches: int
-
-    def tasks(self, position: int) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """As `Batches`."""
-        return ((after, lambda: self.batch) for after in itertools.count(position + 1))
-
-
-class Feed:
-    """This rank's micro-batches, for ever, made ahead in background threads.
-
-    Attributes:
-        token_counts: of the training text (data.store.tokens); on rank 0, where it is known.
-        content: fingerprint of all that is read, the same on every rank; empty where that is known before.
-        micro_batches: of this rank in a step.
-        position: after the step whose batches were taken last, for a checkpoint.
-        waited: seconds that __next__ has taken so far: the loop stood still for want of data.
-    """
-
-    def __init__(
-        self, batches: Batches, num_workers: int = 0, counts: np.ndarray | None = None, content: str = ""
-    ):
-        self._batches = batches
-        self._num_workers = num_workers
-        self.token_counts = counts
-        self.content = content
-        self.micro_batches = batches.micro_batches
-        self.position = 0
-        self.waited = 0.0
-        self._ahead: Prefetcher[Any] | None = None
-
-    def seek(self, position: int) -> None:
-        """Goes on from a `position`; called once, before the first batch."""
-        self.position = position
-        self._ahead = Prefetcher(self._batches.tasks(position), BATCHES_AHEAD, self._num_workers)
-
-    def __next__(self) -> Any:
-        assert self._ahead is not None, "seek comes first"
-        begun = time.monotonic()
-        self.position, batch = next(self._ahead)
-        self.waited += time.monotonic() - begun
-        return batch
-
-    def close(self) -> None:
-        """Ends the background work."""
-        if self._ahead is not None:
-            self._ahead.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +114,7 @@ class RunInputs(ABC):
     @abstractmethod
     def open_training(
         self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
-    ) -> Feed | None:
+    ) -> Feed[Any] | None:
         """This rank's part of the training data, None without any. Every rank calls it. Raises InputError for
         bad data."""
 

@@ -52,6 +52,10 @@ def copied_bytes(parameters: int, dtype: str, moments: str = "float32") -> int:
     return parameters * (2 * MOMENT_BYTES[moments] + (2 + _MASTER if dtype == "float16" else 4))
 
 
+class NotSavedError(TrainingError):
+    """A failure of rank 0's, on the other ranks."""
+
+
 class Saver:
     """Writes checkpoints of one directory, one at a time, in a thread; rank 0's. On the other ranks it has
     nothing to do. All methods are called from the thread that trains.
@@ -228,7 +232,7 @@ class Saver:
             raise self._failure
         if not agreed[1]:
             raise NotFiniteError("a parameter is no longer finite, so rank 0 has not saved it")
-        raise TrainingError("rank 0 could not save its checkpoint")
+        raise NotSavedError("rank 0 could not save its checkpoint")
 
     def __enter__(self) -> Saver:
         return self
@@ -300,7 +304,7 @@ class Saver:
 
 
 def _copy(source: Any, target: np.ndarray) -> None:
-    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.update) or a
+    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.states) or a
     NumPy array; other threads run meanwhile."""
     if hasattr(source, "raw"):
         source, target = source.raw, target.view(np.uint8)

@@ -73,7 +73,7 @@ def reasons(
         usual = lamb_paper.scaled_lr(sequences)
     found = []
     if skipped * 10 > step:
-        found.append(f"{skipped} of {step} steps were skipped, for gradients that are not finite")
+        found.append(f"{skipped} of {step} steps were skipped, as not finite or far off")
     if lr > max(_FACTOR * usual, _HIGH[optimizer]):
         found.append(f"--lr {lr:g} is too high (usual: {usual:.2g}, small models a few times that)")
     elif lr * _FACTOR < usual:

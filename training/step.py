@@ -320,6 +320,8 @@ class TrainStep:
         for decision, given in zip(decisions, own):
             decision.take(agreed[: len(given)])
             del agreed[: len(given)]
+        if finite and not usual:
+            self._communicator.forget()  # what a compression has kept of such a gradient
         self._settings.before_update()
         if finite and usual:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)

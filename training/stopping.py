@@ -23,10 +23,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
-from typing import Callable
+from typing import Any, Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 3.0  # seconds
@@ -62,6 +63,7 @@ def leave_at_signals() -> None:
     handler = _Leaving()
     for number in SIGNALS:
         signal.signal(number, handler)
+    sys.unraisablehook = _unraisable
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, end == reader)
@@ -75,8 +77,8 @@ def leave_at_signals() -> None:
 
 
 def asked() -> int | None:
-    """The exit code that a signal asks for which has come already, while the main thread may still wait in a
-    library for a rank that has obeyed; None without one. From any thread."""
+    """Returns the exit code for a signal that has already come, None without one. From any thread: the main
+    thread may still be waiting in a library for a rank that has ended at the same signal."""
     handler = signal.getsignal(signal.SIGTERM)
     whom = getattr(handler, "__self__", handler)
     return whom.asked if isinstance(whom, (StopRequest, _Leaving)) else None
@@ -126,6 +128,16 @@ class _Leaving:
         if not self.raised:
             self.raised = True
             raise Stopped(number)
+
+
+def _unraisable(unraisable: Any) -> None:
+    """Takes back what Python ignores, and would print: the exception of a signal that came in a destructor,
+    as while garbage is collected between stages. The thread that watches sends the signal again."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(unraisable.exc_value, Stopped) and isinstance(handler, _Leaving):
+        handler.raised = False
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 class _Failing:

@@ -19,7 +19,7 @@ from training.results.record import FINISHED, UNFINISHED
 from training.run import open_run
 from training.run_inputs import Part
 from training.start.lock import after_stage_1, locked, settle
-from training.start.start import Start, processes_to_count
+from training.start.start import Start
 from training.stopping import StopRequest
 
 
@@ -52,22 +52,20 @@ def train_stages(
 
 def _train_locked(parts: Sequence[Part], task: Task, ranks: Ranks, stop: StopRequest) -> int:
     """`train_stages` in a directory that no other run has."""
-    communicator, (first, inputs) = ranks.world, parts[0]
-    start = settle(inputs.start, first, inputs.about.evaluation_options, communicator)
-    remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
+    start, remaining = settle(parts, ranks)
     for part in remaining[1:]:
-        processes = processes_to_count(start, remaining[0].config, ranks.coordinates.data_size)
-        _check_ahead(part, remaining[0], processes, communicator)
+        _check_ahead(part, remaining[0], start.processes, ranks.world)
     code, end = _train_stage(remaining[0], start, task, ranks, stop)
     for config, inputs in remaining[1:]:
         if code:
             break
         stop.leave()
-        communicator.forget()
+        ranks.world.forget()
         gc.collect()  # a network is a circle of references
         config = replace(config, report=replace(config.report, profile=None))  # a trace is of the first steps
-        start = after_stage_1(config, end, communicator)
-        code, end = _train_stage(Part(config, inputs), start, task, ranks, stop)
+        part = Part(config, inputs)
+        start = after_stage_1(part, end, ranks)
+        code, end = _train_stage(part, start, task, ranks, stop)
     return code
 
 

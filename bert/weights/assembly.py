@@ -31,22 +31,14 @@ class Beside:
     activation: str = "erf"  # where there is no `config`
 
 
-@dataclass(frozen=True)
-class Named:
-    """The weights of a file.
-
-    `called`: the file's own names by structural name, for messages. `heads`: attention heads, where the
-    weights have an axis for them.
-    """
-
-    tensors: Mapping[str, Tensor]
-    called: Mapping[str, str]
-    ignored: Sequence[str]
-    heads: int | None = None
+_Found = tuple[str, Tensor]  # a weight: the file's own name of it, for messages, and its tensor
 
 
-def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spelling, tied: bool) -> Named:
-    """The tensors that are weights of a BERT, in GluonNLP's layout. `source` begins messages.
+def _by_structural_name(
+    source: str, tensors: Mapping[str, Tensor], spelling: Spelling, tied: bool
+) -> tuple[dict[str, _Found], list[str], int | None]:
+    """The tensors that are weights of a BERT, in GluonNLP's layout; names of others; attention heads, where
+    the weights have an axis for them.
 
     Where the decoder is not tied, cls.predictions.bias is not tied to the decoder's either, and transformers
     compute with the decoder's alone.
@@ -54,8 +46,7 @@ def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spe
     Raises:
         InputError: a part of the network that BERT has not, or two tensors for one weight.
     """
-    found: dict[str, Tensor] = {}
-    called: dict[str, str] = {}
+    found: dict[str, _Found] = {}
     ignored, heads = [], None
     for name, tensor in tensors.items():
         meaning = spelling(name)
@@ -64,23 +55,21 @@ def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spe
         elif isinstance(meaning, Weight):
             if meaning.folded and len(tensor.shape) == 2:  # a bias: (heads, units of a head)
                 heads = tensor.shape[0]
-            tensor = laid_out(tensor, meaning)
-            if meaning.name in found and meaning.name == DECODER_BIAS and not tied:
-                unused, name = sorted((called.pop(DECODER_BIAS), name), key=lambda each: "decoder" in each)
+            this, first = (name, _laid_out(tensor, meaning)), found.get(meaning.name)
+            if first is not None and meaning.name == DECODER_BIAS and not tied:
+                (unused, _), this = sorted((first, this), key=lambda each: "decoder" in each[0])
                 ignored.append(unused)
-                tensor = tensors[name]
-            elif meaning.name in found:
-                tensor = _same(source, (called[meaning.name], found[meaning.name]), (name, tensor))
-            found[meaning.name] = tensor
-            called.setdefault(meaning.name, name)
+            elif first is not None:
+                this = first[0], _same(source, first, this)
+            found[meaning.name] = this
         else:
             raise InputError(
                 f"{source} has {shown(name)}, which a BERT has not; only BERT itself can be read"
             )
-    return Named(found, called, ignored, heads)
+    return found, ignored, heads
 
 
-def laid_out(tensor: Tensor, weight: Weight) -> Tensor:
+def _laid_out(tensor: Tensor, weight: Weight) -> Tensor:
     """A tensor of a file in GluonNLP's layout: heads that have an axis of their own are folded into the
     units, kernels are transposed."""
     if weight.folded:
@@ -96,10 +85,7 @@ def laid_out(tensor: Tensor, weight: Weight) -> Tensor:
 
 
 def _same(
-    source: str,
-    first: tuple[str, Tensor],
-    second: tuple[str, Tensor],
-    remedy: str = "leave the one not wanted out of the file",
+    source: str, first: _Found, second: _Found, remedy: str = "leave the one not wanted out of the file"
 ) -> Tensor:
     """One tensor that a file has under two names, compared when it is read."""
     if first[1].shape != second[1].shape or first[1].dtype != second[1].dtype:
@@ -122,12 +108,20 @@ def _same(
     return Tensor(first[1].shape, first[1].dtype, read)
 
 
-def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertConfig | None) -> Weights:
+def assemble(
+    source: str,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    spelling: Spelling,
+    beside: Beside,
+    given: BertConfig | None,
+) -> Weights:
     """Weights of a file, checked against each other and against what lies beside them.
 
     Args:
         source: flag and path, for the beginning of messages.
         kind: `Weights.format`.
+        tensors: by the file's own names, of which `spelling` gives the meanings.
         given: gives the attention heads, the epsilon and whether the decoder is tied where no file does. One
             that is not tied is looked for only: a file without it has a tied one.
 
@@ -135,92 +129,90 @@ def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertCo
         InputError: no BERT, an incomplete one, shapes that do not fit together, integers, or another
             configuration or vocabulary beside it.
     """
-    tensors = dict(named.tensors)
     said = beside.config or given
-    tied = said is None or said.tied or (beside.config is None and DECODER not in tensors)
-    decoder = tensors.pop(DECODER, None) if tied else None
-    if EMBEDDING in tensors and decoder is not None:
-        both = (named.called[EMBEDDING], tensors[EMBEDDING]), (named.called[DECODER], decoder)
-        remedy = 'leave one of them out, or say "tie_word_embeddings": false in the configuration beside it'
-        tensors[EMBEDDING] = _same(source, *both, remedy)
-    elif decoder is not None:
-        tensors[EMBEDDING] = decoder
-    config, notes = _sizes(source, named, tensors, said)
+    tied = said is None or said.tied
+    found, ignored, heads = _by_structural_name(source, tensors, spelling, tied)
+    tied = tied or (beside.config is None and DECODER not in found)
+    if tied and DECODER in found:
+        decoder = found.pop(DECODER)
+        if EMBEDDING in found:
+            remedy = (
+                'leave one of them out, or say "tie_word_embeddings": false in the configuration beside it'
+            )
+            decoder = found[EMBEDDING][0], _same(source, found[EMBEDDING], decoder, remedy)
+        found[EMBEDDING] = decoder
+    config, notes = _sizes(source, found, ignored, heads, said)
     config = replace(
         config,
         activation=beside.config.activation if beside.config else beside.activation,
         epsilon=said.epsilon if said else LAYER_NORM_EPSILON,
         tied=tied,
     )
-    expected = distinct_shapes(config, tensors[EMBEDDING].shape[0])
-    missing = _check_complete(source, tensors, expected)
+    rows = found[EMBEDDING][1].shape[0]
+    expected = distinct_shapes(config, rows)
+    missing = _check_complete(source, found, expected)
+    ordered = {}
     for name, shape in expected.items():
-        if name in tensors:
-            _check(source, named.called.get(name, name), tensors[name], shape)
-    _check_beside(source, config, tensors[EMBEDDING].shape[0], beside)
-    ordered = {name: tensors[name] for name in expected if name in tensors}
-    return Weights(
-        source.partition(" ")[2],
-        kind,
-        ordered,
-        config,
-        beside.vocabulary,
-        beside.cased,
-        missing,
-        named.ignored,
-        (*beside.notes, *notes),
-    )
+        if name in found:
+            _check(source, *found[name], shape)
+            ordered[name] = found[name][1]
+    _check_beside(source, config, rows, beside)
+    path, notes = source.partition(" ")[2], (*beside.notes, *notes)
+    return Weights(path, kind, ordered, config, beside.vocabulary, beside.cased, missing, ignored, notes)
 
 
 def _sizes(
-    source: str, named: Named, tensors: Mapping[str, Tensor], given: BertConfig | None
-) -> tuple[BertConfig, list[str]]:
+    source: str,
+    found: Mapping[str, _Found],
+    ignored: Sequence[str],
+    heads: int | None,
+    given: BertConfig | None,
+) -> tuple[BertConfig, tuple[str, ...]]:
     """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
-    cells = {layer for layer in map(layer_of, tensors) if layer is not None}
+    cells = {layer for layer in map(layer_of, found) if layer is not None}
     needed = (EMBEDDING, "encoder.position_weight", _FIRST_FFN)
-    if not tensors.keys() & needed:
-        some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
+    if not found.keys() & needed:
+        some = f"; it has {shown(ignored[0])}" if ignored else ""
         raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
     for name in needed:
-        if name not in tensors:
+        if name not in found:
             raise InputError(f"{source} lacks {name} (GluonNLP's name of it), without which it is no BERT")
-        if len(tensors[name].shape) != 2:
-            _check(source, named.called.get(name, name), tensors[name], None)
-    units = tensors[EMBEDDING].shape[1]
-    types = tensors.get("token_type_embed.0.weight")
-    notes = []
-    if named.heads is not None and units % named.heads == 0:
-        heads = named.heads
-    elif given is not None and given.units == units:
-        heads = given.heads
-    elif units % UNITS_PER_HEAD == 0:
-        heads = units // UNITS_PER_HEAD
-        notes.append(f"{heads} attention heads of {UNITS_PER_HEAD} units are assumed: no file says how many")
-    else:
-        raise InputError(
-            f"{source}: nothing says how many attention heads its {units} units are divided into; give "
-            "--model bert_LAYERS_UNITS_HEADS, or put a bert_config.json beside it"
-        )
+        if len(found[name][1].shape) != 2 or 0 in found[name][1].shape:
+            _check(source, *found[name], None)
+    shapes = {name: tensor.shape for name, (_, tensor) in found.items()}
+    units, types = shapes[EMBEDDING][1], shapes.get("token_type_embed.0.weight")
+    notes: tuple[str, ...] = ()
+    if not heads or units % heads:
+        if given is not None and given.units == units:
+            heads = given.heads
+        elif units % UNITS_PER_HEAD == 0:
+            heads = units // UNITS_PER_HEAD
+            notes = (f"{heads} attention heads of {UNITS_PER_HEAD} units are assumed: no file says how many",)
+        else:
+            raise InputError(
+                f"{source}: nothing says how many attention heads its {units} units are divided into; give "
+                "--model bert_LAYERS_UNITS_HEADS, or put a bert_config.json beside it"
+            )
     config = BertConfig(
         layers=len(cells),
         units=units,
         heads=heads,
-        hidden=tensors[_FIRST_FFN].shape[0],
-        positions=tensors["encoder.position_weight"].shape[0],
-        token_types=types.shape[0] if types is not None and types.shape else 2,
+        hidden=shapes[_FIRST_FFN][0],
+        positions=shapes["encoder.position_weight"][0],
+        token_types=(types[0] or 1) if types else 2,
     )
     if cells != set(range(len(cells))):
-        absent = min(set(range(max(cells))) - cells)
+        absent = min(set(range(len(cells))) - cells)
         raise InputError(f"{source} has layer {max(cells)} but not layer {absent}; the file is incomplete")
     return config, notes
 
 
-def _check_complete(source: str, tensors: Mapping[str, Tensor], expected: Iterable[str]) -> list[str]:
+def _check_complete(source: str, found: Mapping[str, _Found], expected: Iterable[str]) -> list[str]:
     """The parts that are missing as a whole; raises InputError for a part of a part."""
     there: set[str | None] = set()
     absent: dict[str | None, str] = {}
     for name in expected:
-        if name in tensors:
+        if name in found:
             there.add(part_of(name))
         else:
             absent.setdefault(part_of(name), name)
@@ -236,7 +228,7 @@ def _check_complete(source: str, tensors: Mapping[str, Tensor], expected: Iterab
 
 def _check(source: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None) -> None:
     if tensor.shape != shape:
-        needed = f"{shape} by the file's other weights" if shape else "two axes"
+        needed = f"{shape} by the file's other weights" if shape else "two axes, none empty"
         raise InputError(
             f"{source} has {shown(name)} of shape {tensor.shape}, needed is {needed}; the file is "
             "damaged or no plain BERT"

@@ -13,7 +13,7 @@ import numpy as np
 from base.errors import InputError
 from bert.configuration import BertConfig
 from bert.weights.names import DECODER, EMBEDDING, part_of
-from bert.weights.tensors import Tensor
+from bert.weights.tensors import Tensor, shown
 
 Shape = tuple[int, ...]
 
@@ -131,6 +131,4 @@ def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool = True) -
 
 def _some(names: Iterable[str]) -> str:
     first, *rest = names
-    if not first.isprintable() or len(first) > 100:  # of a file that is no model's
-        first = ascii(first[:100])
-    return first + (f" and {len(rest)} more parameter{'s' if len(rest) > 1 else ''}" if rest else "")
+    return shown(first) + (f" and {len(rest)} more parameter{'s' if len(rest) > 1 else ''}" if rest else "")

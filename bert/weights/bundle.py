@@ -31,11 +31,9 @@ from __future__ import annotations
 import os
 import struct
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
-import crc32c
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
@@ -46,19 +44,17 @@ from bert.weights.tensors import (
     MAX_NAME,
     Damaged,
     Tensor,
-    as_tensor,
     bytes_of,
     check_name,
-    codes_of,
     read_small,
     reading,
     shown,
     stored_size,
     stored_tensor,
 )
-from data.formats.framing import masked_crc
+from data.formats.record_files import masked_crc
+from data.protobuf import message_types
 
-KIND = "the index of a TensorFlow checkpoint"
 INDEX = ".index"
 # tensorflow/core/framework/types.proto. Others, strings among them, are no weights and left out.
 DTYPES: dict[int, np.dtype] = {
@@ -75,21 +71,18 @@ _FOOTER = 48  # bytes
 _TRAILER = 5
 _RESTART_INTERVAL = 16  # entries
 
-_Field = descriptor_pb2.FieldDescriptorProto
-# The messages' fields, their numbers, and types of protobuf's or names of messages.
 _MESSAGES = {
     "Version": {"producer": (1, "int32")},
     # endianness, and an entry's dtype: enumerations, which are written as integers
     "Header": {"num_shards": (1, "int32"), "endianness": (2, "int32"), "version": (3, "Version")},
     "Dimension": {"size": (1, "int64")},
-    "Shape": {"dim": (2, "Dimension"), "unknown_rank": (3, "bool")},
-    "Slice": {"extent": (1, "bytes")},
+    "Shape": {"dim": (2, "repeated Dimension"), "unknown_rank": (3, "bool")},
+    "Slice": {"extent": (1, "repeated bytes")},
     "Entry": {
         **{"dtype": (1, "int32"), "shape": (2, "Shape"), "shard_id": (3, "int32"), "offset": (4, "int64")},
-        **{"size": (5, "int64"), "crc32c": (6, "fixed32"), "slices": (7, "Slice")},
+        **{"size": (5, "int64"), "crc32c": (6, "fixed32"), "slices": (7, "repeated Slice")},
     },
 }
-_REPEATED = ("dim", "extent", "slices")
 
 
 def read_index(path: str) -> dict[str, Tensor]:
@@ -106,7 +99,7 @@ def read_index(path: str) -> dict[str, Tensor]:
     """
     prefix = path[: -len(INDEX)] if path.endswith(INDEX) else path
     path = prefix + INDEX
-    with reading(path, KIND):
+    with reading(path, "the index of a TensorFlow checkpoint"):
         try:
             return _tensors(path, prefix, read_small(path, _MAX_INDEX))
         except (DecodeError, UnicodeDecodeError) as error:
@@ -114,19 +107,15 @@ def read_index(path: str) -> dict[str, Tensor]:
 
 
 def _tensors(path: str, prefix: str, data: bytes) -> dict[str, Tensor]:
-    header_type, entry_type = _message_types()
-    header = None
-    sizes: dict[int, int] = {}  # of shards
+    types = message_types(_MESSAGES)
+    entries = read_table(data)
+    key, value = next(entries, (b"nothing", b""))
+    if key:
+        raise Damaged("it has no header")
+    header = types["Header"].FromString(value)
     tensors: dict[str, Tensor] = {}
-    for key, value in read_table(data):
-        if len(value) > _MAX_ENTRY:
-            raise Damaged(f"an entry has {len(value)} bytes")
-        if header is None:
-            if key:
-                raise Damaged("it has no header")
-            header = header_type.FromString(value)
-            continue
-        entry = entry_type.FromString(value)
+    for key, value in entries:
+        entry = types["Entry"].FromString(value)
         if key.startswith(b"\0") or entry.slices:
             # The key of a part: a zero byte, the name, what it is a part of (TensorFlow's OrderedCode).
             name = key[key.startswith(b"\0") :].split(b"\0")[0].decode("utf-8")
@@ -145,15 +134,11 @@ def _tensors(path: str, prefix: str, data: bytes) -> dict[str, Tensor]:
         if not 0 <= entry.shard_id < header.num_shards:
             raise Damaged(f"{shown(name)} is in shard {entry.shard_id} of {header.num_shards}")
         shard = f"{prefix}.data-{entry.shard_id:05d}-of-{header.num_shards:05d}"
-        if entry.shard_id not in sizes:
-            sizes[entry.shard_id] = _size(shard)
-        if entry.offset + entry.size > sizes[entry.shard_id]:
+        if entry.offset + entry.size > _size(shard):
             raise InputError(f"{shard} ends before {shown(name)}; copy the checkpoint once more")
         tensors[name] = stored_tensor(
             shard, entry.offset, shape, dtype, partial(_compare, shard, name, entry.crc32c)
         )
-    if header is None:
-        raise Damaged("it has no header")
     return tensors
 
 
@@ -166,89 +151,55 @@ def _size(shard: str) -> int:
 
 def _compare(shard: str, name: str, expected: int, stored: np.ndarray) -> None:
     """Compares a tensor's elements with the checksum in its entry. Raises InputError."""
-    if _crc_of(stored.view(np.uint8)) != expected:
+    if masked_crc(stored.view(np.uint8).data) != expected:
         raise InputError(f"{shard}: wrong checksum of {shown(name)}; copy the checkpoint once more")
 
 
-def _crc_of(content: np.ndarray) -> int:
-    # tensorflow/core/lib/hash/crc32c.h, as data.formats.framing.masked_crc, without a copy of the bytes.
-    crc = crc32c.crc32c(content.data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def write_bundle(prefix: str, tensors: Mapping[str, Any]) -> None:
+def write_bundle(prefix: str, tensors: Mapping[str, Tensor]) -> None:
     """Write PREFIX.data-00000-of-00001 and then PREFIX.index, holding one tensor at a time.
 
     Each appears whole or not at all; the index, without which there is no checkpoint, is the last.
 
     Args:
         prefix: such as "bert_model.ckpt"; its directory exists.
-        tensors: Tensors, NumPy or MXNet arrays by name.
 
     Raises:
-        ValueError: an empty name, a dtype that TensorFlow does not have, or a tensor whose `read` returns
-            another shape.
+        ValueError: a tensor's `read` returns another shape or dtype than it has.
         OSError: from the files.
     """
-    given = {name: as_tensor(source) for name, source in tensors.items()}
-    numbers = codes_of(given, _NUMBERS, "a checkpoint")
-    if "" in given:
-        raise ValueError("a tensor of a checkpoint needs a name")
-    header_type, entry_type = _message_types()
+    types = message_types(_MESSAGES)
     entries = [
-        (b"", header_type(num_shards=1, version={"producer": 1}).SerializeToString(deterministic=True))
+        (b"", types["Header"](num_shards=1, version={"producer": 1}).SerializeToString(deterministic=True))
     ]
     offset = 0
     with replacing(f"{prefix}.data-00000-of-00001") as file:
-        for key, name in sorted((name.encode("utf-8"), name) for name in given):
-            content = bytes_of(given[name], name)
-            entry = entry_type(dtype=numbers[name], offset=offset, size=len(content), crc32c=_crc_of(content))
+        for key, name in sorted((name.encode("utf-8"), name) for name in tensors):
+            content = bytes_of(tensors[name], name).data
+            dtype, crc = _NUMBERS[tensors[name].dtype.newbyteorder("<")], masked_crc(content)
+            entry = types["Entry"](dtype=dtype, offset=offset, size=len(content), crc32c=crc)
             entry.shape.SetInParent()  # a scalar's shape has no dimensions, but is there
-            for size in given[name].shape:
+            for size in tensors[name].shape:
                 entry.shape.dim.add(size=size)
             entries.append((key, entry.SerializeToString(deterministic=True)))
-            file.write(content.data)
+            file.write(content)
             offset += len(content)
     with replacing(prefix + INDEX) as file:
         file.write(write_table(entries))
 
 
-def _message_types() -> tuple[Any, Any]:
-    """The classes BundleHeaderProto and BundleEntryProto, in a pool of their own.
-
-    Described here instead of being generated by protoc, as in data.formats.record_files.
-    """
-    package = "tensor_bundle"
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-
-    for message, fields in _MESSAGES.items():
-        described = file.message_type.add(name=message)
-        for name, (number, kind) in fields.items():
-            field = described.field.add(name=name, number=number)
-            field.label = _Field.LABEL_REPEATED if name in _REPEATED else _Field.LABEL_OPTIONAL
-            if kind in _MESSAGES:
-                field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind}"
-            else:
-                field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    header, entry = (pool.FindMessageTypeByName(f"{package}.{name}") for name in ("Header", "Entry"))
-    return message_factory.GetMessageClass(header), message_factory.GetMessageClass(entry)
-
-
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values in the order of the keys.
 
-    Raises Damaged: a length or checksum is wrong, a block is compressed, keys are not in order or too many.
+    Raises Damaged: a length or checksum is wrong, a block is compressed, keys are not in order or too many, a
+    value is too long.
     """
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != TABLE_MAGIC:
         raise Damaged("it does not end as one")
-    footer = data[-_FOOTER:]
-    place = _handle(footer, 0)[1]  # of the metaindex, which is empty
-    (offset, size), _ = _handle(footer, place)
+    # The footer's first handle is that of the metaindex, which is empty.
+    (_, _, offset, size), _ = varints(data[-_FOOTER:], 0, 4)
     previous, last, count = 0, None, 0
     for blocks, (_, value) in enumerate(_entries(_block(data, offset, size))):
-        (offset, size), _ = _handle(value, 0)
+        (offset, size), _ = varints(value, 0, 2)
         if offset < previous or blocks > MAX_ARRAYS:
             raise Damaged("its blocks are not in order")
         previous = offset + size
@@ -256,6 +207,8 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             count += 1
             if (last is not None and key <= last) or count > 2 * MAX_ARRAYS:
                 raise Damaged("its keys are not in order")
+            if len(content) > _MAX_ENTRY:
+                raise Damaged(f"an entry has {len(content)} bytes")
             yield key, content
             last = key
 
@@ -278,9 +231,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise Damaged("a block is shorter than its list of restarts")
     key, place = b"", 0
     while place < end:
-        shared, place = varint(block, place)
-        unshared, place = varint(block, place)
-        length, place = varint(block, place)
+        (shared, unshared, length), place = varints(block, place, 3)
         if shared > len(key) or place + unshared + length > end or shared + unshared > 4 * MAX_NAME:
             raise Damaged("an entry is longer than its block")
         key = key[:shared] + block[place : place + unshared]
@@ -289,20 +240,18 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         place += length
 
 
-def _handle(data: bytes, place: int) -> tuple[tuple[int, int], int]:
-    offset, place = varint(data, place)
-    size, place = varint(data, place)
-    return (offset, size), place
-
-
-def varint(data: bytes, place: int) -> tuple[int, int]:
-    """The number that begins at `place`, and the place after it; raises Damaged."""
-    number = 0
-    for count, byte in enumerate(data[place : place + 10]):
-        number |= (byte & 127) << 7 * count
-        if byte < 128:
-            return number, place + count + 1
-    raise Damaged("a number has no end")
+def varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
+    """`count` numbers, the first of which begins at `place`, and the place after them; raises Damaged."""
+    numbers = [0] * count
+    for index in range(count):
+        for digit, byte in enumerate(data[place : place + 10]):
+            numbers[index] |= (byte & 127) << 7 * digit
+            if byte < 128:
+                break
+        else:
+            raise Damaged("a number has no end")
+        place += digit + 1
+    return numbers, place
 
 
 def to_varint(number: int) -> bytes:
@@ -343,8 +292,7 @@ def _built(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
     for index, (key, value) in enumerate(entries):
         shared = 0
         if index % _RESTART_INTERVAL:
-            while shared < min(len(key), len(previous)) and key[shared] == previous[shared]:
-                shared += 1
+            shared = len(os.path.commonprefix([key, previous]))
         elif index:
             restarts.append(len(out))
         out += to_varint(shared) + to_varint(len(key) - shared) + to_varint(len(value)) + key[shared:] + value

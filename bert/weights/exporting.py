@@ -17,6 +17,7 @@ import numpy as np
 
 from base.errors import InputError
 from base.files import replacing
+from bert.config_file import SIZE_KEYS
 from bert.configuration import LAYER_NORM_EPSILON, RELU
 from bert.weights.beside import gluonnlp_vocabulary
 from bert.weights.bundle import write_bundle
@@ -119,14 +120,9 @@ def configuration(weights: Weights, to: str) -> dict[str, Any]:
         "attention_probs_dropout_prob": 0.1,
         "hidden_act": RELU if config.activation == RELU else "gelu",
         "hidden_dropout_prob": 0.1,
-        "hidden_size": config.units,
         "initializer_range": 0.02,
-        "intermediate_size": config.hidden,
-        "max_position_embeddings": config.positions,
-        "num_attention_heads": config.heads,
-        "num_hidden_layers": config.layers,
-        "type_vocab_size": config.token_types,
         "vocab_size": weights.vocab_size,
+        **{key: getattr(config, field) for key, field in SIZE_KEYS.items()},
     }
     if config.epsilon != LAYER_NORM_EPSILON:
         common["layer_norm_eps"] = config.epsilon

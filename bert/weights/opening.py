@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Callable, Mapping
 
 from base.errors import InputError
+from base.json_files import open_regular
 from bert.configuration import RELU, BertConfig
 from bert.weights import bundle, params_file, pickled, safetensors_file
-from bert.weights.assembly import assemble, by_structural_name
+from bert.weights.assembly import assemble
 from bert.weights.beside import look_beside
 from bert.weights.spellings import Spelling, gluonnlp, huggingface, is_object_path, object_paths, tensorflow
 from bert.weights.tensors import Tensor, Weights
@@ -85,10 +86,7 @@ def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weig
     if beside.config is None:
         says = config is not None and (kind != TENSORFLOW or config.activation == RELU)
         beside = replace(beside, activation=config.activation if config and says else GELU[kind])
-    said = beside.config or config
-    tied = said is None or said.tied
-    named = by_structural_name(source, tensors, spelling, tied)
-    return assemble(source, kind, named, beside, config)
+    return assemble(source, kind, tensors, spelling, beside, config)
 
 
 def _recognise(path: str, flag: str) -> tuple[str, _Reader]:
@@ -103,18 +101,13 @@ def _recognise(path: str, flag: str) -> tuple[str, _Reader]:
         return data[1], _BUNDLE
     if not os.path.exists(path):
         raise InputError(f"{source} does not exist; name a checkpoint, or weights that another program saved")
-    try:
-        reader = _by_content(path)
-        if reader is None:
-            raise InputError(f"{source} is {_guess(path)}, and no weights in a known format")
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+    reader = _by_content(path, source)
     return (path[: -len(".index")] if reader is _BUNDLE else path), reader
 
 
 def _in_folder(folder: str, source: str) -> tuple[str, _Reader]:
     for pattern, reader in _IN_A_FOLDER:
-        found = sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+        found = sorted(filter(os.path.isfile, glob.glob(os.path.join(glob.escape(folder), pattern))))
         if reader is _BUNDLE:
             found = _latest([each[: -len(".index")] for each in found], folder)
         if len(found) > 1:
@@ -141,14 +134,14 @@ def _latest(prefixes: list[str], folder: str) -> list[str]:
     return prefixes
 
 
-def _by_content(path: str) -> _Reader | None:
-    """The format of a file by its first and last bytes; of a damaged one by its name. None for others."""
-    with open(path, "rb") as file:
+def _by_content(path: str, source: str) -> _Reader:
+    """The format of a file by its first and last bytes; of a damaged one by its name."""
+    with open_regular(path, source) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 8, 0))
         tail = file.read(8)
         file.seek(0)
-        head = file.read(9)
+        head = file.read(300)
     if head[:8] == struct.pack("<Q", params_file.LIST_MAGIC):
         return _PARAMS
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size:
@@ -159,13 +152,9 @@ def _by_content(path: str) -> _Reader | None:
         return _BUNDLE
     if head.startswith(b"{") and path.endswith(".safetensors.index.json"):
         return _SHARDED
-    return _BY_EXTENSION.get(os.path.splitext(path)[1])
-
-
-def _guess(path: str) -> str:
-    with open(path, "rb") as file:
-        head = file.read(301)
-    for magic, words in _OTHERS.items():
-        if head.startswith(magic) or (magic == b"ustar" and head[257:262] == magic):
-            return words
-    return "JSON" if head.lstrip()[:1] == b"{" else "something else"
+    reader = _BY_EXTENSION.get(os.path.splitext(path)[1])
+    if reader is None:
+        others = (words for magic, words in _OTHERS.items() if magic in (head[: len(magic)], head[257:262]))
+        what = next(others, "JSON" if head.lstrip()[:1] == b"{" else "something else")
+        raise InputError(f"{source} is {what}, and no weights in a known format")
+    return reader

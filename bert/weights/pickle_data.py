@@ -67,26 +67,16 @@ class _Counted(dict[int, Callable[[Any], None]]):
         return super().__getitem__(code)
 
 
-def _string(layout: str) -> Callable[[DataUnpickler], None]:
-    """The operation of a string in front of which its length stands so."""
+def _sized(layout: str, is_text: bool) -> Callable[[DataUnpickler], None]:
+    """The operation of a string, or of bytes, in front of which the length stands so."""
 
     def load(self: DataUnpickler) -> None:
         (size,) = self.source.unpack(layout)
-        if size > _MAX_STRING:
+        if is_text and size <= _MAX_STRING:
+            self.append(self.source.read(size).decode("utf-8", "surrogatepass"))
+        else:
             self.source.skip(size)
             self.append(OPAQUE)
-        else:
-            self.append(self.source.read(size).decode("utf-8", "surrogatepass"))
-
-    return load
-
-
-def _bytes(layout: str) -> Callable[[DataUnpickler], None]:
-    """The operation of bytes in front of which their length stands so."""
-
-    def load(self: DataUnpickler) -> None:
-        self.source.skip(*self.source.unpack(layout))
-        self.append(OPAQUE)
 
     return load
 
@@ -125,10 +115,11 @@ class DataUnpickler(_Library):
         """The meaning of a Global called with these arguments."""
         raise NotImplementedError
 
-    load_short_binunicode, load_binunicode, load_binunicode8 = _string("B"), _string("<I"), _string("<Q")
-    load_short_binstring, load_binstring = _string("B"), _string("<i")  # of Python 2
-    load_short_binbytes, load_binbytes = _bytes("B"), _bytes("<I")
-    load_binbytes8 = load_bytearray8 = _bytes("<Q")
+    load_short_binunicode = load_short_binstring = _sized("B", is_text=True)  # binstring: of Python 2
+    load_binunicode, load_binunicode8 = _sized("<I", is_text=True), _sized("<Q", is_text=True)
+    load_binstring = _sized("<i", is_text=True)
+    load_short_binbytes, load_binbytes = _sized("B", is_text=False), _sized("<I", is_text=False)
+    load_binbytes8 = load_bytearray8 = _sized("<Q", is_text=False)
 
     def load_frame(self) -> None:
         self.source.skip(8)  # its size, of which the library would read all at once

@@ -47,7 +47,6 @@ from bert.weights.tensors import (
 )
 from data.formats.npz import BoundedFile
 
-KIND = "a file of torch.save"
 PICKLE_MAGIC = b"\x80"  # as every pickle of protocol 2 and later begins
 _LEGACY_NUMBER, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
@@ -126,7 +125,7 @@ def read_index(path: str) -> dict[str, Tensor]:
         InputError: the file cannot be read or is damaged, its pickle names a function that is none of those
             that state dicts need, or a tensor does not lie within its storage.
     """
-    with reading(path, KIND), open(path, "rb") as file:
+    with reading(path, "a file of torch.save"), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(len(_ZIP_MAGIC))
         file.seek(0)
@@ -136,12 +135,12 @@ def read_index(path: str) -> dict[str, Tensor]:
             value, place, big_endian = _read_legacy(path, file, size)
         else:
             raise Damaged("it does not begin as one")
-        check = _Checksums(path)
+        right: set[_Place] = set()  # of which the checksum has been compared
         tensors: dict[str, Tensor] = {}
         for name, view in _views(value):
             check_name(name, tensors)
             dtype = view.storage.dtype.newbyteorder(">" if big_endian else "<")
-            tensors[name] = _tensor(path, name, view, place(view.storage), dtype, check)
+            tensors[name] = _tensor(path, name, view, place(view.storage), dtype, right)
         return tensors
 
 
@@ -249,7 +248,7 @@ def _views(value: Any) -> Iterator[tuple[str, _View]]:
     return inside(value, "", 0)
 
 
-def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, check: _Checksums) -> Tensor:
+def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, right: set[_Place]) -> Tensor:
     """A tensor that may share its storage with others, and may lie in it in any order."""
     storage, offset, shape, strides = view
     size, count = stored_size(name, shape, dtype), math.prod(shape)
@@ -264,7 +263,7 @@ def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, c
 
     def read() -> np.ndarray:
         stored = read_elements(path, place.offset + first * dtype.itemsize, span, dtype)
-        check(name, place, stored)
+        _compare(path, name, place, stored, right)
         elements = native(stored)
         if count == 0 or all(length == 1 or a == b for length, a, b in zip(shape, strides, dense)):
             return elements.reshape(shape)
@@ -275,18 +274,22 @@ def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, c
 
 
 def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
-    archive = _Archive(path, file, size)
+    members = _members(path)
+
+    def place(name: str) -> _Place:
+        return _place_of(members.get(name), name, file, size)
+
     big_endian = False
-    if "byteorder" in archive:
-        place = archive.place("byteorder")
-        file.seek(place.offset)
-        big_endian = file.read(min(place.size, 3)) == b"big"
-    place = archive.place("data.pkl")
-    if place.crc is not None and _checksum(file, place) != place.crc:
+    if "byteorder" in members:
+        order = place("byteorder")
+        file.seek(order.offset)
+        big_endian = file.read(min(order.size, 3)) == b"big"
+    pickle = place("data.pkl")
+    if pickle.crc is not None and _checksum(file, pickle) != pickle.crc:
         raise Damaged("wrong checksum of data.pkl")
-    file.seek(place.offset)
-    value = _Unpickler(path, Source(file, place.offset + place.size), {}).value()
-    return value, lambda storage: archive.place(f"data/{storage.key}"), big_endian
+    file.seek(pickle.offset)
+    value = _Unpickler(path, Source(file, pickle.offset + pickle.size), {}).value()
+    return value, lambda storage: place(f"data/{storage.key}"), big_endian
 
 
 def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
@@ -321,43 +324,38 @@ def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
     return value, place, facts.get("little_endian") is False
 
 
-class _Archive:
-    """Members of the one folder of an archive, in which data.pkl is."""
+def _members(path: str) -> dict[str, zipfile.ZipInfo]:
+    """Members of the one folder of an archive, in which data.pkl is, by their names in it."""
+    try:
+        # At most 1 MiB of directory; BERT-large with Adam's moments and a second copy has 0.12 MiB.
+        with BoundedFile(path) as bounded, zipfile.ZipFile(bounded) as archive:
+            members = archive.infolist()
+    except _ZIP_ERRORS as error:
+        raise Damaged(f"its archive's directory cannot be read: {shown(str(error))}") from error
+    named = {member.filename: member for member in members}
+    found = [name for name in named if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(found) != 1 or len(named) != len(members):
+        raise Damaged("an archive of something else")
+    folder = found[0][: -len("data.pkl")]
+    return {name[len(folder) :]: member for name, member in named.items() if name.startswith(folder)}
 
-    def __init__(self, path: str, file: IO[bytes], size: int):
-        self._file, self._size = file, size
-        try:
-            # At most 1 MiB of directory; BERT-large with Adam's moments and a second copy has 0.12 MiB.
-            with BoundedFile(path) as bounded, zipfile.ZipFile(bounded) as archive:
-                members = archive.infolist()
-        except _ZIP_ERRORS as error:
-            raise Damaged(f"its archive's directory cannot be read: {shown(str(error))}") from error
-        self._members = {member.filename: member for member in members}
-        found = [name for name in self._members if name.endswith("/data.pkl") and name.count("/") == 1]
-        if len(found) != 1 or len(self._members) != len(members):
-            raise Damaged("an archive of something else")
-        self._folder = found[0][: -len("data.pkl")]
 
-    def __contains__(self, name: str) -> bool:
-        return self._folder + name in self._members
-
-    def place(self, name: str) -> _Place:
-        """Bytes of a member. Raises Damaged: it is missing, compressed, encrypted or not within the file."""
-        member = self._members.get(self._folder + name)
-        if member is None:
-            raise Damaged(f"it lacks {shown(name)}")
-        if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-            raise Damaged(f"{shown(name)} is compressed, which torch.save does not do")
-        if member.flag_bits & 1 or not 0 <= member.header_offset <= self._size - _LOCAL_HEADER:
-            raise Damaged(f"{shown(name)} is encrypted or missing")
-        self._file.seek(member.header_offset)
-        header = self._file.read(_LOCAL_HEADER)
-        name_length, extra_length = struct.unpack("<HH", header[26:30])
-        offset = member.header_offset + _LOCAL_HEADER + name_length + extra_length
-        if not header.startswith(_ZIP_MAGIC) or offset + member.file_size > self._size:
-            raise Damaged(f"{shown(name)} is cut short")
-        # torch.serialization.set_crc32_options(False) writes zeros.
-        return _Place(offset, member.file_size, member.CRC or None)
+def _place_of(member: zipfile.ZipInfo | None, name: str, file: IO[bytes], size: int) -> _Place:
+    """Bytes of a member. Raises Damaged: it is missing, compressed, encrypted or not within the file."""
+    if member is None:
+        raise Damaged(f"it lacks {shown(name)}")
+    if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+        raise Damaged(f"{shown(name)} is compressed, which torch.save does not do")
+    if member.flag_bits & 1 or not 0 <= member.header_offset <= size - _LOCAL_HEADER:
+        raise Damaged(f"{shown(name)} is encrypted or missing")
+    file.seek(member.header_offset)
+    header = file.read(_LOCAL_HEADER)
+    name_length, extra_length = struct.unpack("<HH", header[26:30])
+    offset = member.header_offset + _LOCAL_HEADER + name_length + extra_length
+    if not header.startswith(_ZIP_MAGIC) or offset + member.file_size > size:
+        raise Damaged(f"{shown(name)} is cut short")
+    # torch.serialization.set_crc32_options(False) writes zeros.
+    return _Place(offset, member.file_size, member.CRC or None)
 
 
 def _checksum(file: IO[bytes], place: _Place) -> int:
@@ -372,28 +370,22 @@ def _checksum(file: IO[bytes], place: _Place) -> int:
     return crc
 
 
-class _Checksums:
-    """Comparison of members with their checksums, each once."""
+def _compare(path: str, name: str, place: _Place, stored: np.ndarray, right: set[_Place]) -> None:
+    """Compares a member with its checksum, once. Raises InputError unless it is what was written.
 
-    def __init__(self, path: str):
-        self._path = path
-        self._right: set[_Place] = set()
-
-    def __call__(self, name: str, place: _Place, stored: np.ndarray) -> None:
-        """Raises InputError unless the bytes are those that were written.
-
-        Args:
-            name: of the tensor, for the message.
-            place: of the whole member.
-            stored: what was read of it.
-        """
-        if place.crc is None or place in self._right:
-            return
-        if stored.nbytes == place.size:
-            crc = zlib.crc32(stored.view(np.uint8).data)
-        else:
-            with reading(self._path, "an archive"), open(self._path, "rb") as file:
-                crc = _checksum(file, place)
-        if crc != place.crc:
-            raise InputError(f"{self._path}: wrong checksum of {shown(name)}; copy or save it once more")
-        self._right.add(place)
+    Args:
+        name: of the tensor, for the message.
+        place: of the whole member.
+        stored: what was read of it.
+        right: members that have been compared.
+    """
+    if place.crc is None or place in right:
+        return
+    if stored.nbytes == place.size:
+        crc = zlib.crc32(stored.view(np.uint8).data)
+    else:
+        with reading(path, "an archive"), open(path, "rb") as file:
+            crc = _checksum(file, place)
+    if crc != place.crc:
+        raise InputError(f"{path}: wrong checksum of {shown(name)}; copy or save it once more")
+    right.add(place)

@@ -17,8 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import nullcontext
-from typing import IO, Any, Mapping
+from typing import Any, Mapping
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -30,10 +29,8 @@ from bert.weights.tensors import (
     MAX_ARRAYS,
     Damaged,
     Tensor,
-    as_tensor,
     bytes_of,
     check_name,
-    codes_of,
     read_small,
     reading,
     shown,
@@ -41,7 +38,6 @@ from bert.weights.tensors import (
     stored_tensor,
 )
 
-KIND = "a safetensors file"
 DTYPES: dict[str, np.dtype] = {
     **{"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16},
     **{"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1")},
@@ -61,7 +57,7 @@ def read_index(path: str) -> dict[str, Tensor]:
     Raises:
         InputError: the file cannot be read, is damaged, or holds a dtype that NumPy cannot.
     """
-    with reading(path, KIND):
+    with reading(path, "a safetensors file"):
         start, header = _header(path)
         tensors: dict[str, Tensor] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -135,32 +131,25 @@ def read_sharded(path: str) -> dict[str, Tensor]:
         return tensors
 
 
-def write_safetensors(target: str | IO[bytes], tensors: Mapping[str, Any]) -> None:
-    """Write a file that `safetensors` and `transformers` load, holding one tensor at a time.
-
-    Args:
-        target: a path, which gets its content whole or not at all, or an open file.
-        tensors: Tensors, NumPy or MXNet arrays by name.
+def write_safetensors(path: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write a file that `safetensors` and `transformers` load, holding one tensor at a time. It appears whole
+    or not at all.
 
     Raises:
-        ValueError: a dtype that the format does not have, or a tensor whose `read` returns another shape.
+        ValueError: a tensor's `read` returns another shape or dtype than it has.
         OSError: from the file.
     """
-    given = {name: as_tensor(source) for name, source in tensors.items()}
-    codes = codes_of(given, _NAMES, "safetensors")
-    if _METADATA in given:
-        raise ValueError(f"{_METADATA} cannot be the name of a tensor")
     # Wide elements first, so that all are aligned, as the library does.
-    order = sorted(given, key=lambda name: -given[name].dtype.itemsize)
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     header: dict[str, Any] = {_METADATA: {"format": "pt"}}  # without it `transformers` does not load it
     end = 0
     for name in order:
-        shape = list(given[name].shape)
-        begin, end = end, end + math.prod(shape) * given[name].dtype.itemsize
-        header[name] = {"dtype": codes[name], "shape": shape, "data_offsets": [begin, end]}
+        shape, dtype = list(tensors[name].shape), tensors[name].dtype.newbyteorder("<")
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % _LENGTH)
-    with replacing(target) if isinstance(target, str) else nullcontext(target) as file:
+    with replacing(path) as file:
         file.write(len(text).to_bytes(_LENGTH, "little") + text)
         for name in order:
-            file.write(bytes_of(given[name], name).data)
+            file.write(bytes_of(tensors[name], name).data)

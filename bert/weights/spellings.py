@@ -52,35 +52,27 @@ def _look_up(table: dict[str, Weight], name: str) -> Weight | None:
 
 _NUMBER = re.compile(r"(?<=[._/])\d+(?=[./])")
 _GLUONNLP = {row.gluonnlp: Weight(row.gluonnlp) for row in TABLE}
-_CELL = r"bertencoder\d+_transformer(\d+)_"
-_GLOBAL = [
-    (re.compile(pattern + r"\Z"), replacement)
-    for pattern, replacement in (
-        (r"bertencoder\d+_position_weight", "encoder.position_weight"),
-        (r"bertencoder\d+_layernorm\d+_(gamma|beta)", r"encoder.layer_norm.\1"),
-        (
-            _CELL + r"dotproductselfattentioncell\d+_(query|key|value)_(weight|bias)",
-            r"encoder.transformer_cells.\1.attention_cell.proj_\2.\3",
-        ),
-        (_CELL + r"proj_(weight|bias)", r"encoder.transformer_cells.\1.proj.\2"),
-        (_CELL + r"layernorm\d+_(gamma|beta)", r"encoder.transformer_cells.\1.layer_norm.\2"),
-        (
-            _CELL + r"positionwiseffn\d+_ffn_([12])_(weight|bias)",
-            r"encoder.transformer_cells.\1.ffn.ffn_\2.\3",
-        ),
-        (
-            _CELL + r"positionwiseffn\d+_layernorm\d+_(gamma|beta)",
-            r"encoder.transformer_cells.\1.ffn.layer_norm.\2",
-        ),
-        (r"bertmodel\d+_word_embed_embedding\d+_weight", EMBEDDING),
-        (r"bertmodel\d+_word_embed_embedding\d+_bias", "decoder.3.bias"),
-        (r"bertmodel\d+_token_type_embed_embedding\d+_weight", "token_type_embed.0.weight"),
-        (r"bertmodel\d+_pooler_(weight|bias)", r"pooler.\1"),
-        (r"bertmodel\d+_cls_(weight|bias)", r"classifier.\1"),
-        (r"bertmodel\d+_dense\d+_(weight|bias)", r"decoder.0.\1"),
-        (r"bertmodel\d+_layernorm\d+_(gamma|beta)", r"decoder.2.\1"),
-    )
-]
+_IN_A_CELL = {
+    "dotproductselfattentioncell#_(query|key|value)_(weight|bias)": r"attention_cell.proj_\2.\3",
+    "proj_(weight|bias)": r"proj.\2",
+    "layernorm#_(gamma|beta)": r"layer_norm.\2",
+    "positionwiseffn#_ffn_([12])_(weight|bias)": r"ffn.ffn_\2.\3",
+    "positionwiseffn#_layernorm#_(gamma|beta)": r"ffn.layer_norm.\2",
+}
+_CELL, _STRUCTURAL = "bertencoder#_transformer(#)_", r"encoder.transformer_cells.\1."
+_NAMES = {  # "#" stands for the counter of a block
+    "bertencoder#_position_weight": "encoder.position_weight",
+    "bertencoder#_layernorm#_(gamma|beta)": r"encoder.layer_norm.\1",
+    **{f"{_CELL}{each}": f"{_STRUCTURAL}{name}" for each, name in _IN_A_CELL.items()},
+    "bertmodel#_word_embed_embedding#_weight": EMBEDDING,
+    "bertmodel#_word_embed_embedding#_bias": DECODER_BIAS,
+    "bertmodel#_token_type_embed_embedding#_weight": "token_type_embed.0.weight",
+    "bertmodel#_pooler_(weight|bias)": r"pooler.\1",
+    "bertmodel#_cls_(weight|bias)": r"classifier.\1",
+    "bertmodel#_dense#_(weight|bias)": r"decoder.0.\1",
+    "bertmodel#_layernorm#_(gamma|beta)": r"decoder.2.\1",
+}
+_GLOBAL = [(re.compile(each.replace("#", r"\d+") + r"\Z"), name) for each, name in _NAMES.items()]
 
 
 def huggingface(name: str) -> Meaning:
@@ -162,37 +154,36 @@ _PATHS_OF_LAYERS = {
 }
 
 
-def _dense_path(path: str, name: str, folded: bool = False) -> dict[str, Weight]:
-    return {
-        f"{path}/kernel": Weight(f"{name}.weight", kernel=True, folded=folded),
-        f"{path}/bias": Weight(f"{name}.bias", folded=folded),
-    }
-
-
-def _norm_path(path: str, name: str) -> dict[str, Weight]:
-    return {f"{path}/{each}": Weight(f"{name}.{each}") for each in ("gamma", "beta")}
-
-
-_OBJECT, _STRUCTURAL = "_transformer_layers/{layer}", "encoder.transformer_cells.{layer}"
+_OBJECT, _CELLS = "_transformer_layers/{layer}", "encoder.transformer_cells.{layer}"
 _ATTENTION = f"{_OBJECT}/_attention_layer"
+_OF_LAYERS = {
+    "_embedding_norm_layer": "encoder.layer_norm",
+    f"{_ATTENTION}/_query_dense": f"{_CELLS}.attention_cell.proj_query",
+    f"{_ATTENTION}/_key_dense": f"{_CELLS}.attention_cell.proj_key",
+    f"{_ATTENTION}/_value_dense": f"{_CELLS}.attention_cell.proj_value",
+    f"{_ATTENTION}/_output_dense": f"{_CELLS}.proj",
+    f"{_OBJECT}/_attention_output_dense": f"{_CELLS}.proj",
+    f"{_OBJECT}/_attention_layer_norm": f"{_CELLS}.layer_norm",
+    f"{_OBJECT}/_intermediate_dense": f"{_CELLS}.ffn.ffn_1",
+    f"{_OBJECT}/_output_dense": f"{_CELLS}.ffn.ffn_2",
+    f"{_OBJECT}/_output_layer_norm": f"{_CELLS}.ffn.layer_norm",
+    "_pooler_layer": "pooler",
+    "next_sentence..pooler_dense": "pooler",
+    "masked_lm/dense": "decoder.0",
+    "masked_lm/layer_norm": "decoder.2",
+}
 _PATHS = {
     "_embedding_layer/embeddings": Weight(EMBEDDING),
     "_position_embedding_layer/embeddings": Weight("encoder.position_weight"),
     "_type_embedding_layer/embeddings": Weight("token_type_embed.0.weight"),
-    **_norm_path("_embedding_norm_layer", "encoder.layer_norm"),
-    **_dense_path(f"{_ATTENTION}/_query_dense", f"{_STRUCTURAL}.attention_cell.proj_query", True),
-    **_dense_path(f"{_ATTENTION}/_key_dense", f"{_STRUCTURAL}.attention_cell.proj_key", True),
-    **_dense_path(f"{_ATTENTION}/_value_dense", f"{_STRUCTURAL}.attention_cell.proj_value", True),
-    **_dense_path(f"{_ATTENTION}/_output_dense", f"{_STRUCTURAL}.proj", True),
-    **_dense_path(f"{_OBJECT}/_attention_output_dense", f"{_STRUCTURAL}.proj", True),
-    **_norm_path(f"{_OBJECT}/_attention_layer_norm", f"{_STRUCTURAL}.layer_norm"),
-    **_dense_path(f"{_OBJECT}/_intermediate_dense", f"{_STRUCTURAL}.ffn.ffn_1"),
-    **_dense_path(f"{_OBJECT}/_output_dense", f"{_STRUCTURAL}.ffn.ffn_2"),
-    **_norm_path(f"{_OBJECT}/_output_layer_norm", f"{_STRUCTURAL}.ffn.layer_norm"),
-    **_dense_path("_pooler_layer", "pooler"),
-    **_dense_path("next_sentence..pooler_dense", "pooler"),
-    **_dense_path("masked_lm/dense", "decoder.0"),
-    **_norm_path("masked_lm/layer_norm", "decoder.2"),
-    "masked_lm/output_bias.Sbias": Weight("decoder.3.bias"),
-    **_dense_path("classification_heads/0/out_proj", "classifier"),
+    **{
+        # A path ends as Google's name; in the attention's projections heads have an axis of their own.
+        f"{path}/{row.tensorflow.rpartition('/')[2]}": Weight(row.gluonnlp, row.kernel, ".proj" in layer)
+        for path, layer in _OF_LAYERS.items()
+        for row in TABLE
+        if row.gluonnlp.rpartition(".")[0] == layer
+    },
+    "masked_lm/output_bias.Sbias": Weight(DECODER_BIAS),
+    "classification_heads/0/out_proj/kernel": Weight("classifier.weight", kernel=True),
+    "classification_heads/0/out_proj/bias": Weight("classifier.bias"),
 }

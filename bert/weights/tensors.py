@@ -159,14 +159,6 @@ def shown(name: str) -> str:
     return name if name.isprintable() and len(name) <= _SHOWN else ascii(name[:_SHOWN])
 
 
-def as_tensor(source: Any) -> Tensor:
-    """A Tensor, an MXNet array (copied from its device when it is read) or a NumPy array as a Tensor."""
-    if isinstance(source, Tensor):
-        return source
-    array = source if hasattr(source, "shape") and hasattr(source, "dtype") else np.asarray(source)
-    return Tensor(tuple(array.shape), np.dtype(array.dtype), lambda: to_numpy(array))
-
-
 def to_numpy(array: Any) -> np.ndarray:
     """A NumPy array from a Tensor (read now), an MXNet array (copied from its device) or what NumPy takes."""
     if isinstance(array, Tensor):
@@ -184,16 +176,6 @@ def bytes_of(tensor: Tensor, name: str) -> np.ndarray:
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise ValueError(f"{name} is {array.dtype} {array.shape}, announced as {tensor.dtype} {tensor.shape}")
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8)
-
-
-def codes_of(tensors: Mapping[str, Tensor], dtypes: Mapping[np.dtype, Any], format: str) -> dict[str, Any]:
-    """The format's own name of each tensor's dtype. Raises ValueError for one that `dtypes` lacks."""
-    codes = {}
-    for name, tensor in tensors.items():
-        codes[name] = dtypes.get(tensor.dtype.newbyteorder("<"))
-        if codes[name] is None:
-            raise ValueError(f"{name}: {format} cannot hold {tensor.dtype}")
-    return codes
 
 
 def check_name(name: str, known: Mapping[str, Any]) -> None:

@@ -200,6 +200,10 @@ class Hub:
         if len(messages) != 1 or hello.kind != HELLO or hello.rank not in self.missing:
             stranger.close()
             return
+        with contextlib.suppress(BlockingIOError):  # it has sent nothing more, and is there
+            if not stranger.socket.recv(1, socket.MSG_PEEK):
+                stranger.close()  # it has waited too long for the answer, and comes again
+                return
         stranger.rank, stranger.host, stranger.pid = hello.rank, hello.text, hello.pid
         stranger.heard = time.monotonic()
         self._strangers.remove(stranger)

@@ -35,7 +35,7 @@ from base import failures
 from base.launchers import launched_rank
 from comm.base import CommunicationError, Communicator, DelegatingCommunicator, LastAct, Pending, abort
 from comm.options import DEFAULT_TIMEOUT
-from comm.watch import places
+from comm.watch.addresses import candidates, choose, interfaces, machine, shares
 from comm.watch.heartbeat import (
     ENDED,
     LOOPBACK,
@@ -69,11 +69,11 @@ def watched(
     environ: Mapping[str, str] = os.environ,
     asked: Callable[[], int | None] = lambda: None,
 ) -> Communicator:
-    """The communicator that `make_communicator` returns, with every wait limited to `timeout` seconds; every
-    rank calls it. A run of one process without servers has nothing to wait for and is returned as it is.
+    """Returns `make_communicator`'s communicator with every wait limited to `timeout` seconds. Every rank
+    calls it. A run of one process without servers has nothing to wait for: its communicator is unchanged.
 
-    `asked`: the exit code that a signal asks for which this process has got, if it has got one: it ends with
-    that, silently, where it misses a rank that has ended, most likely by the same signal.
+    `asked`: returns the exit code for a signal that this process has received, None without one. When another
+    rank is lost after that, most likely by the same signal, the process ends with this code and no message.
 
     Raises what `make_communicator` raises, and CommunicationError when a rank cannot connect to rank 0.
     """
@@ -314,13 +314,13 @@ def patience(rank: int, kind: str) -> float:
 
 def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str]) -> Hub | Link:
     # Rank 0 listens at addresses of its own, on networks that it shares with all ranks if there are any.
-    here, own = places.machine(), places.interfaces()
-    offered = [str(each.address) for each in places.candidates(own, environ)]
+    here, own = machine(), interfaces()
+    offered = [str(each.address) for each in candidates(own, environ)]
     there, offered = _from_rank_0(communicator, [here, offered])
     together = here == there
-    flags = [together, *(together or places.shares(own, str(each)) for each in offered)]
+    flags = [together, *(together or shares(own, str(each)) for each in offered)]
     on_one_machine, *shared = communicator.all_agree(flags)
-    addresses = [LOOPBACK] if on_one_machine else places.choose(offered, shared)
+    addresses = [LOOPBACK] if on_one_machine else choose(offered, shared)
     reason = ""
     hub = link = None
     if communicator.rank == 0:
@@ -380,8 +380,8 @@ def _end_process(
 
 
 def _end_soon(code: int) -> None:
-    """Ends this process in PATIENCE seconds: where nobody reads the standard streams any more, writing to
-    them fails or takes for ever."""
+    """Ends this process in PATIENCE seconds, even if it is blocked in writing to a standard stream that
+    nobody reads any more."""
     limit = threading.Timer(PATIENCE, os._exit, (code,))
     limit.daemon = True
     limit.start()

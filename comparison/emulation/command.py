@@ -11,7 +11,6 @@ second call with the same options continues; finished launches are not repeated.
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import subprocess
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from base.errors import InputError
+from base.files import sha256_of
 from base.json_files import read_json_lines
 from base.memory import available_bytes
 from base.options import options_in
@@ -49,7 +49,7 @@ from comparison.projection.clusters import Cluster
 from comparison.projection.command import plan_of
 from comparison.projection.model import Projection, project
 from comparison.projection.workload import Workload
-from comparison.report import Report, as_json, write_text
+from comparison.report import Report, as_json, plain, write_text
 from comparison.settings import Turn, turns_of
 
 FOLDER = "emulation"  # under --output
@@ -73,8 +73,6 @@ def emulate(options: EmulationOptions) -> int:
     """
     workloads = _workloads(options)
     missing = network.lacking()
-    if missing is None and shutil.which("cc") is None:
-        missing = "needs the command cc: install gcc"
     if missing is not None:
         if not options.dry_run:
             raise InputError(f"--emulate {missing}")
@@ -82,6 +80,7 @@ def emulate(options: EmulationOptions) -> int:
     with Store(os.path.join(options.output, FOLDER), options.dry_run) as store:
         names = sorted({"backends", "seed", *vars(options.projection), *options_in(OfEmulation)} - {"output"})
         values = {f"--{name}": options.given[name] for name in names}
+        values["content of --trace"] = options.trace and sha256_of(options.trace)
         store.agree_on(what_counts({**values, "--backends": list(options.backends)}, None), options.repeats)
         emulation = Emulation(options, store, workloads)
         if options.dry_run:
@@ -184,18 +183,13 @@ class Emulation(Campaign):
         projected = self.projected(setting)
         step_s = self.scale.times * (projected.step_s if projected else 60.0)
         limit = max(options.time_limit, PATIENCE + 3 * MOST_STEPS * step_s)
-        workload = self.workloads[setting.group[2:5]]
-        plan = replay_of(
-            setting, workload, self.scale, 1000 * options.seed + turn.repeat, PATIENCE + 10 * step_s
-        )
+        workload, seed = self.workloads[setting.group[2:5]], 1000 * options.seed + turn.repeat
+        plan = replay_of(setting, workload, self.scale, seed, PATIENCE + 10 * step_s)
         write_text(directory / PLAN, as_json(plan))
         write_text(directory / CLUSTER, as_json(layout))
         command = self.command(turn, self.store.folder)
-        record: dict[str, Any] = {
-            "setting": {**setting._asdict(), "group": setting.group._asdict()},
-            "repeat": turn.repeat,
-        }
-        record["begun"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record = {"setting": plain(setting), "repeat": turn.repeat, "begun": begun}
         needed = layout.hosts * PROCESS_BYTES + 6 * setting.group.hosts * sum(plan["elements"]) * 4
         if needed > available_bytes():
             why = f"needs about {needed / UNITS['GB']:.1f} GiB of memory"
@@ -227,12 +221,8 @@ class Emulation(Campaign):
 
 def measured(directory: Path, ranks: int) -> dict[str, Any]:
     """Figures of what the ranks of a launch have left; for the keys see `Emulation.measure`."""
-    said = []
-    for rank in range(ranks):
-        path = directory / f"rank-{rank}.jsonl"
-        lines = read_json_lines(str(path)) if path.exists() else []
-        said.append([each for each in lines if "step" in each])
-    rounds = list(zip(*said))
+    paths = [directory / f"rank-{rank}.jsonl" for rank in range(ranks)]
+    rounds = list(zip(*(read_json_lines(str(path)) if path.exists() else [] for path in paths)))
     found: dict[str, Any] = {"trouble": None, "failed": False, "steps": []}
     for number, steps in enumerate(rounds):
         wrong = [f"rank {rank}: {each['wrong']}" for rank, each in enumerate(steps) if each["wrong"]]

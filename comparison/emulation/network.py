@@ -30,12 +30,12 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 INTERFACE = "wire0"
 TOOLS = {
     **{"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"},
-    "mount": "mount",
+    **{"mount": "mount", "cc": "gcc"},  # which compiles yield.c
 }
 MTU = 9000  # bytes of a packet, as large as clusters have them
 # Share of a link's rate that TCP's payload gets: a frame has 14 bytes more than the packet, a packet 20 of
@@ -66,11 +66,6 @@ class Layout:
     hosts: int
     bits_per_s: float
     processes: Sequence[Process]
-
-    @classmethod
-    def of_plan(cls, plan: Mapping[str, Any]) -> Layout:
-        """A layout from its JSON, an object of objects."""
-        return cls(**{**plan, "processes": [Process(**each) for each in plan["processes"]]})
 
 
 def address(host: int) -> str:
@@ -104,7 +99,8 @@ def lacking() -> str | None:
 
 def main(path: str) -> int:
     """Runs the plan to its end; returns the exit code of the first process that failed, or 0."""
-    layout = Layout.of_plan(json.loads(Path(path).read_text(encoding="utf-8")))
+    plan = json.loads(Path(path).read_text(encoding="utf-8"))
+    layout = Layout(plan["hosts"], plan["bits_per_s"], [Process(**each) for each in plan["processes"]])
     reader, writer = os.pipe()
     first = os.fork()
     if first == 0:

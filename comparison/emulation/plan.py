@@ -43,7 +43,7 @@ EXACT = ("none", "fp16")  # compressions under which the values that are sent ar
 SECONDS, LEAST_STEPS, MOST_STEPS = 5.0, 4, 20  # of a launch, after a first step that is kept apart
 BUCKET_MB = 1.0  # --bucket_mb's default, which is scaled
 PORT = 9091  # of BytePS's scheduler; no other program uses the network of the emulated hosts
-_SERVERS = re.compile(rf"({'|'.join(PLACEMENTS)}):(?:(\d*)n(?:/(\d+))?|(\d+))")
+_SERVERS = re.compile(rf"({'|'.join(PLACEMENTS)}):(?:(\d*)n(?:/([1-9]\d*))?|(\d+))")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def servers_of(text: str, num_hosts: int) -> int:
             f"--server_sets {text}: write it like separate:4, colocated:n, separate:2n, mixed:n/2"
         )
     placement, factor, divisor, number = match.groups()
-    count = Fraction(number) if number else Fraction(int(factor or 1), int(divisor or 1) or 1) * num_hosts
+    count = Fraction(number) if number else Fraction(int(factor or 1), int(divisor or 1)) * num_hosts
     if count.denominator > 1 or count < 1:
         raise InputError(f"--server_sets {text}: {count} servers at --hosts {num_hosts}; give a whole number")
     if placement == MIXED and count > num_hosts:
@@ -217,13 +217,13 @@ def settings_of(options: OfEmulation, backends: Mapping[str, Backend]) -> list[S
     ]
     if not groups:
         raise InputError("--hosts 1: has nothing to exchange; add 2 or more")
-    settings = []
-    for group in groups:
-        for key, backend in backends.items():
-            if backend.launcher == BYTEPS:
-                settings += [Setting(key, servers, group) for servers in options.server_sets]
-            elif group.compression in EXACT:
-                settings.append(Setting(key, "", group))  # the others are BytePS's
+    settings = [
+        Setting(key, servers, group)
+        for group in groups
+        for key, backend in backends.items()
+        if backend.launcher == BYTEPS or group.compression in EXACT  # the others are BytePS's
+        for servers in (options.server_sets if backend.launcher == BYTEPS else [""])
+    ]
     for setting in settings:
         if setting.servers:
             servers_of(setting.servers, setting.group.hosts)
@@ -251,15 +251,13 @@ def traced_workload(path: str, dtype: str) -> Workload:
         raise InputError(f"--trace {path}: vocab_size {vocab_size}, where a trace has the vocabulary's size")
     parts = bert_parts(config, vocab_size)
     wanted = sum(len(part.gradients) for part in parts)
-    ready, ends, updates = [], [], []
+    times = []  # of each step: of the update, of the backward pass, and when each array was ready
     for step in trace.steps:
         own = [each for each in trace.operators if step.start <= each.start < step.end]
-        backward = [each for each in own if each.backward]
-        end = max((each.end for each in backward), default=step.end)
-        update = min(
-            (each.start for each in own if each.kind == OPTIMIZER and each.start >= end), default=end
-        )
-        begin = min((each.start for each in backward), default=end)
+        end = max((each.end for each in own if each.backward), default=step.end)
+        begin = min((each.start for each in own if each.backward), default=end)
+        updates = [each.start for each in own if each.kind == OPTIMIZER and each.start >= end]
+        update = min(updates, default=end)
         starts = sorted(
             each.start for each in own if each.kind == COMMUNICATION and begin <= each.start < update
         )
@@ -268,17 +266,10 @@ def traced_workload(path: str, dtype: str) -> Workload:
                 f"--trace {path}: {step.name} has {len(starts)} exchanges of gradients, the model {wanted} "
                 "arrays; trace run_pretraining_hvd.py on two ranks, without --accumulate"
             )
-        ready.append([start - step.start for start in starts])
-        ends.append(max(end, starts[-1]) - step.start)
-        updates.append(step.end - update)
-    return Workload(
-        parts=parts,
-        compute_s=statistics.median(ends) * 1e-6,
-        optimizer_s=statistics.median(updates) * 1e-6,
-        gradient_bytes=ELEMENT_BYTES[dtype],
-        sequences=1,
-        ready_s=tuple(statistics.median(each) * 1e-6 for each in zip(*ready)),
-    )
+        since = [each - step.start for each in (max(end, starts[-1]), *starts)]
+        times.append([step.end - update, *since])
+    optimizer_s, compute_s, *ready_s = (statistics.median(each) * 1e-6 for each in zip(*times))
+    return Workload(parts, compute_s, optimizer_s, ELEMENT_BYTES[dtype], sequences=1, ready_s=tuple(ready_s))
 
 
 def cluster_of(cluster: Cluster, setting: Setting, scale: Scale) -> Cluster:
@@ -330,7 +321,8 @@ def layout_of(setting: Setting, backend: Backend, cluster: Cluster, scale: Scale
         directory: of the ranks' plan, `plan.json`, and of what they write; and of `yield.so`.
     """
     count, own = setting.group.hosts, setting.num_servers
-    addresses = [address(each) for each in range(count + (own if setting.placement != COLOCATED else 0))]
+    hosts = count + (own if setting.placement != COLOCATED else 0)
+    addresses = [address(each) for each in range(hosts)]
     rank = [sys.executable, str(RANK), str(directory / "plan.json"), str(directory)]
     environ = {
         **AS_ROOT,
@@ -344,7 +336,7 @@ def layout_of(setting: Setting, backend: Backend, cluster: Cluster, scale: Scale
     }
     if setting.group.compression in EXACT:  # the others have pieces of their own size
         environ["BYTEPS_PARTITION_BYTES"] = str(scale.partition(cluster.partition_of(setting.all_servers)))
-    hosts, bits_per_s = len(addresses), scale.bits_per_s(setting.group.gbps)
+    bits_per_s = scale.bits_per_s(setting.group.gbps)
     if setting.servers:
         return Layout(hosts, bits_per_s, _byteps_processes(setting, addresses, rank, environ))
     slots = ",".join(f"{each}:1" for each in addresses)
@@ -364,18 +356,17 @@ def _byteps_processes(
 ) -> list[Process]:
     """The parts as hosts/launch.py has them, and servers on hosts of their own."""
     count, own = setting.group.hosts, setting.num_servers
-    beside = list(range(count)) if setting.placement == MIXED else []
+    places, mode = list(range(count, count + own)), {}
     if setting.placement == COLOCATED:
         places = [each % count for each in range(own)]
-    else:
-        places = [*range(count, count + own), *beside]
+    elif setting.placement == MIXED:
+        places += range(count)
+        mode = {"BYTEPS_ENABLE_MIXED_MODE": "1"}
     known = {each: each for each in addresses}
     rendezvous = Rendezvous(addresses[0], addresses[0], PORT)
     workers = [(each, 1) for each in addresses[:count]]
-    parts = plan_parts(workers, len(places), rendezvous, known, rank, "emulated")
-    mode = {"BYTEPS_ENABLE_MIXED_MODE": "1"} if setting.placement == MIXED else {}
     processes = []
-    for part in parts:
+    for part in plan_parts(workers, len(places), rendezvous, known, rank, "emulated"):
         host = places[part.index] if part.role == "server" else addresses.index(part.host)
         variables = {**environ, **part.environment, **mode}
         if part.role == "server":

@@ -73,14 +73,13 @@ def figures_of(
         samples = {each["repeat"]: statistics.median(each["steps"]) / scale.times for each in own}
         step_s = spread(list(samples.values()))
         moved = statistics.median(each["link_bytes"] for each in own) * scale.sizes
-        formula = projection.sent_bytes if projection else 0.0
         figures[setting] = Figures(
             step_s=step_s,
             samples_s=samples,
-            projected_s=projection.step_s if projection else None,
-            off=step_s.median / projection.step_s - 1 if projection else None,
+            projected_s=projection and projection.step_s,
+            off=projection and step_s.median / projection.step_s - 1,
             link_bytes=moved,
-            link_to_formula=moved * PAYLOAD / formula if formula else None,
+            link_to_formula=projection and moved * PAYLOAD / projection.sent_bytes,
             cpu_share=max(each["cpu_share"] for each in own),
             waited_share=max(each["waited_share"] for each in own),
             expansion=_alone_s(projection) / step_s.median if projection and projection.compute_s else None,
@@ -125,8 +124,7 @@ def report_of(
     scale, titles = facts["scale"], facts["titles"]
     figures, reasons = figures_of(projected, launches, scale)
     pairs = pairs_of(figures, facts["confidence"])
-    sentences = [f"{facts['cluster']['title']}, emulated with one rank a host. Scale: {scale}."]
-    sentences += _sentences(figures, reasons)
+    first = f"{facts['cluster']['title']}, emulated with one rank a host. Scale: {scale}."
     rows = [
         {
             "backend": setting.backend,
@@ -144,7 +142,7 @@ def report_of(
             *_tables(titles, projected, figures, reasons, pairs),
             *_scaling(titles, projected, figures),
         ],
-        sentences=sentences,
+        sentences=[first, *_sentences(figures, reasons)],
         figure=draw(figures, titles),
         caption="measured and projected",
         rows=rows,
@@ -165,33 +163,29 @@ def _tables(
 ) -> list[Table]:
     """A table for each work, dtype, accumulation and compression."""
     verdicts = {pair.group: pair for pair in pairs}
+    named = {setting.contender: setting.title(titles) for setting in projected}
     head = ["hosts", "Gbit/s", "backend", "ms (least to most)", "projected", "off by", "busiest link"]
     head += ["to formula", "processors", "waited", "verdict"]
-    tables = []
-    for exchanged in dict.fromkeys(setting.group.exchanged for setting in projected):
-        rows = []
-        for setting in (each for each in projected if each.group.exchanged == exchanged):
-            group, own = setting.group, figures.get(setting)
-            names = [str(group.hosts), f"{group.gbps:g}", setting.title(titles)]
-            if own is None:
-                rows.append(Row(names, reasons[setting]))
-                continue
-            cells = [
-                with_range(1e3 * own.step_s.median, 1e3 * own.step_s.least, 1e3 * own.step_s.most),
-                EMPTY if own.projected_s is None else digits(1e3 * own.projected_s),
-                EMPTY if own.off is None else f"{own.off:+.1%}",
-                size(own.link_bytes),
-                EMPTY if own.link_to_formula is None else f"{own.link_to_formula:.2f}",
-                percent(own.cpu_share),
-                percent(own.waited_share),
-            ]
-            alike = [each for each in figures if each.group == group]
-            samples = {each.contender: figures[each].samples_s for each in alike}
-            named = {each.contender: each.title(titles) for each in alike}
-            pair = verdicts.get((group, setting.contender))
-            rows.append(judged([*names, *cells], pair, samples, named, group.place))
-        tables.append(Table(exchanged, head, rows, names=3))
-    return tables
+    rows: dict[str, list[Row]] = {}  # by table
+    for setting in projected:
+        group, own = setting.group, figures.get(setting)
+        cells = [str(group.hosts), f"{group.gbps:g}", named[setting.contender]]
+        if own is None:
+            rows.setdefault(group.exchanged, []).append(Row(cells, reasons[setting]))
+            continue
+        cells += [
+            with_range(1e3 * own.step_s.median, 1e3 * own.step_s.least, 1e3 * own.step_s.most),
+            EMPTY if own.projected_s is None else digits(1e3 * own.projected_s),
+            EMPTY if own.off is None else f"{own.off:+.1%}",
+            size(own.link_bytes),
+            EMPTY if own.link_to_formula is None else f"{own.link_to_formula:.2f}",
+            percent(own.cpu_share),
+            percent(own.waited_share),
+        ]
+        samples = {each.contender: figures[each].samples_s for each in figures if each.group == group}
+        pair = verdicts.get((group, setting.contender))
+        rows.setdefault(group.exchanged, []).append(judged(cells, pair, samples, named, group.place))
+    return [Table(exchanged, head, own, names=3) for exchanged, own in rows.items()]
 
 
 def _scaling(
@@ -236,11 +230,8 @@ def _sentences(figures: Mapping[Setting, Figures], reasons: Mapping[Setting, str
             f" most {percent(offs[-1])}; {near} within {percent(FAR)}, {sum(each <= NEAR for each in offs)}"
             f" within {percent(NEAR)}."
         )
-    for word, text in (
-        ("the processors", "more than the processors carry"),
-        ("wrong", "wrong"),
-        ("failed", "failed"),
-    ):
+    kinds = {"the processors": "more than the processors carry", "wrong": "wrong", "failed": "failed"}
+    for word, text in kinds.items():
         count = sum(reason.startswith(word) for reason in reasons.values())
         if count:
             sentences.append(f"{count} of {len(figures) + len(reasons)} settings: {text}.")

@@ -63,40 +63,24 @@ class Place(NamedTuple):
         return cls(cell.workers, message, cell.backend)
 
 
-class Figures(NamedTuple):
-    """Figures of one message over one backend.
+class Outcome(NamedTuple):
+    """Rows are JSON objects. `references`: whom each cell is compared with, in the order of the tables.
+    `rows`: of each message, the `reason` why there are no figures, or None and these:
 
-    `latency_s`: over the launches, of each launch's median over its rounds; `samples_s`: the same by repeat.
-    `first_s`: of the first call of a launch. Bandwidths are from the median latency. `ratio`: seconds for one
-    of the reference's, over the repeats that both have; None for the reference itself.
+    - `latency_s`: over the launches, of each launch's median over its rounds; `samples_s`: the same by repeat
+    - `first_s`: of the first call of a launch
+    - `algorithm_bytes_per_s`, `bus_bytes_per_s`: bandwidths, from the median latency
+    - `ratio`: seconds for one of the reference's, over the repeats that both have; None for the reference
+
+    `pairs`: of the reference with each of the others. `starts`: over the launches of each backend that was
+    right everywhere and has come to an end, `start_up_s`: from the launch until all ranks had the first
+    average, and `agreement_s`: of one agreement, as after the exchange of every training step.
     """
 
-    latency_s: Spread
-    samples_s: Mapping[int, float]
-    first_s: Spread
-    algorithm_bytes_per_s: float
-    bus_bytes_per_s: float
-    ratio: Spread | None
-
-
-class Start(NamedTuple):
-    """Over the launches of a backend. `start_up_s`: from the launch until all ranks had the first average.
-    `agreement_s`: of one agreement, as after the exchange of every training step."""
-
-    start_up_s: Spread
-    agreement_s: Spread
-
-
-class Outcome(NamedTuple):
-    """`references`: whom each cell is compared with, in the order of the tables. `figures`: of the messages
-    that have some, `reasons`: why others have none. `pairs`: of the reference with each of the others.
-    `starts`: of the backends that were right everywhere and have come to an end."""
-
     references: dict[Cell, Cell]
-    figures: dict[Place, Figures]
-    reasons: dict[Place, str]
+    rows: dict[Place, dict[str, Any]]
     pairs: list[Pair]
-    starts: dict[Cell, Start]
+    starts: list[dict[str, Any]]
 
 
 def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
@@ -119,42 +103,40 @@ def evaluate(
         launches: as `comparison.messages.command.Sweep.measure` returns them.
         left_out: messages that were not sent at all, with the reason.
     """
-    references = {}
+    own = {cell: [each for each in launches if (each["backend"], each["workers"]) == cell] for cell in cells}
+    references, rows = {}, {}
+    samples: dict[Place, dict[int, float]] = {}
     for cell in cells:
         alike = [each for each in cells if each.workers == cell.workers]
         references[cell] = next((each for each in alike if each.backend == REFERENCE), alike[0])
-    own = {cell: [each for each in launches if (each["backend"], each["workers"]) == cell] for cell in cells}
-    reasons: dict[Place, str] = {}
-    for cell in cells:
-        said = [*left_out.get(cell, {}).items()]
-        for word, name in (("failed", "failures"), ("wrong", "wrong")):
-            said += [(key, f"{word}: {text}") for each in own[cell] for key, text in each[name].items()]
-        reasons.update({Place.of(cell, name): text for name, text in said})
-    samples = {
-        place: {
-            launch["repeat"]: statistics.median(launch["results"][message.name]["rounds_s"])
-            for launch in own[cell]
-            if message.name in launch["results"] and place not in reasons
-        }
-        for cell, message in itertools.product(cells, messages)
-        for place in [Place.of(cell, message.name)]
-    }
-    figures: dict[Place, Figures] = {}
-    for cell, message in itertools.product(cells, messages):
-        values, others = (samples[Place.of(each, message.name)] for each in (cell, references[cell]))
-        if not values:
-            continue
-        latency = spread(list(values.values()))
+        for message in messages:
+            name, place = message.name, Place.of(cell, message.name)
+            said = [left_out.get(cell, {}).get(name)]  # the last one counts
+            for word, kind in (("failed", "failures"), ("wrong", "wrong")):
+                said += [f"{word}: {each[kind][name]}" for each in own[cell] if name in each[kind]]
+            sent = [] if said[-1] else [each for each in own[cell] if name in each["results"]]
+            samples[place] = {
+                each["repeat"]: statistics.median(each["results"][name]["rounds_s"]) for each in sent
+            }
+            rows[place] = {
+                **{**cell._asdict(), "message": name, "tensors": message.tensors, "bytes": message.nbytes},
+                "reason": said[-1],
+            }
+            if sent:
+                latency = spread(list(samples[place].values()))
+                rows[place].update(
+                    latency_s=latency,
+                    samples_s=samples[place],
+                    first_s=spread([each["results"][name]["first_s"] for each in sent]),
+                    algorithm_bytes_per_s=message.nbytes / latency.median,
+                    bus_bytes_per_s=bus_bandwidth(message.nbytes, latency.median, cell.workers),
+                    ratio=None,
+                )
+    for (cell, reference), message in itertools.product(references.items(), messages):
+        values, others = (samples[Place.of(each, message.name)] for each in (cell, reference))
         ratios = [value / others[repeat] for repeat, value in values.items() if repeat in others]
-        first = [each["results"][message.name]["first_s"] for each in own[cell] if each["repeat"] in values]
-        figures[Place.of(cell, message.name)] = Figures(
-            latency_s=latency,
-            samples_s=values,
-            first_s=spread(first),
-            algorithm_bytes_per_s=message.nbytes / latency.median,
-            bus_bytes_per_s=bus_bandwidth(message.nbytes, latency.median, cell.workers),
-            ratio=spread(ratios) if ratios and references[cell] != cell else None,
-        )
+        if ratios and reference != cell:
+            rows[Place.of(cell, message.name)]["ratio"] = spread(ratios)
     correct = [cell for cell in cells if not any(launch["wrong"] for launch in own[cell])]
     groups = {
         Place.of(cell, message.name): {
@@ -165,15 +147,16 @@ def evaluate(
         for cell in correct
         if cell.workers == workers and references[cell] != cell and references[cell] in correct
     }
-    starts = {}
+    starts = []
     for cell in correct:
-        first_starts = [launch["attempts"][0] for launch in own[cell] if launch["attempts"]]
-        known = [
-            [each[name] for each in first_starts if each.get(name) is not None] for name in Start._fields
-        ]
-        if all(known):
-            starts[cell] = Start(*map(spread, known))
-    return Outcome(references, figures, reasons, compare(groups, confidence), starts)
+        first = [launch["attempts"][0] for launch in own[cell] if launch["attempts"]]
+        known = {
+            name: [each[name] for each in first if each.get(name) is not None]
+            for name in ("start_up_s", "agreement_s")
+        }
+        if all(known.values()):
+            starts.append({**cell._asdict(), **{name: spread(values) for name, values in known.items()}})
+    return Outcome(references, rows, compare(groups, confidence), starts)
 
 
 def tables_of(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]) -> list[Table]:
@@ -184,32 +167,33 @@ def tables_of(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str
         chosen = [cell for cell in outcome.references if cell.workers == workers]
         rows = []
         for message in messages:
-            known = {cell: outcome.figures.get(Place.of(cell, message.name)) for cell in chosen}
-            samples = {cell.backend: each.samples_s for cell, each in known.items() if each}
-            for cell, own in known.items():
-                names, place = [message.name, titles[cell.backend]], Place.of(cell, message.name)
-                if own is None:
-                    rows.append(Row(names, outcome.reasons.get(place, "not measured yet")))
+            known = {cell.backend: outcome.rows[Place.of(cell, message.name)] for cell in chosen}
+            samples = {backend: own["samples_s"] for backend, own in known.items() if "samples_s" in own}
+            for backend, own in known.items():
+                names = [message.name, titles[backend]]
+                if "latency_s" not in own:
+                    rows.append(Row(names, own["reason"] or "not measured yet"))
                     continue
-                ratio = EMPTY if own.ratio is None else f"{own.ratio.median:.2f}"
-                if own.ratio and own.ratio.least != own.ratio.most:
-                    ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
+                ratio = EMPTY if own["ratio"] is None else f"{own['ratio'].median:.2f}"
+                if own["ratio"] and own["ratio"].least != own["ratio"].most:
+                    ratio += f" ({own['ratio'].least:.2f} to {own['ratio'].most:.2f})"
                 figures = [
-                    with_spread(own.latency_s, 1e3),
-                    digits(own.algorithm_bytes_per_s / 1e6),
-                    digits(own.bus_bytes_per_s / 1e6),
-                    digits(1e3 * own.first_s.median),
+                    with_spread(own["latency_s"], 1e3),
+                    digits(own["algorithm_bytes_per_s"] / 1e6),
+                    digits(own["bus_bytes_per_s"] / 1e6),
+                    digits(1e3 * own["first_s"].median),
                     ratio,
                 ]
+                pair = tests.get(Place(workers, message.name, backend))
                 where = f"{message.name} over {workers} ranks"
-                rows.append(judged([*names, *figures], tests.get(place), samples, titles, where))
+                rows.append(judged([*names, *figures], pair, samples, titles, where))
         head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
         head += [f"to {titles[outcome.references[chosen[0]].backend]} (least to most)", "verdict"]
         found.append(Table(f"One average of a message over {workers} ranks", head, rows, names=2))
     rows = []
-    for cell, start in outcome.starts.items():
-        cells = [with_spread(start.start_up_s), with_spread(start.agreement_s, 1e3)]
-        rows.append(Row([str(cell.workers), titles[cell.backend], *cells]))
+    for each in outcome.starts:
+        cells = [with_spread(each["start_up_s"]), with_spread(each["agreement_s"], 1e3)]
+        rows.append(Row([str(each["workers"]), titles[each["backend"]], *cells]))
     if rows:
         head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
         found.append(Table("Start-up, and agreement of the ranks", head, rows, names=2))
@@ -249,20 +233,6 @@ def report_of(
         f' alike, show that; otherwise it says "{NOT_SHOWN}", which does not say that there is none. With'
         f" fewer than {FEWEST_REPEATS} repeats in common there is no verdict."
     )
-    # Of each message its figures, or the reason why there are none.
-    rows = [
-        {
-            **cell._asdict(),
-            "message": message.name,
-            "tensors": message.tensors,
-            "bytes": message.nbytes,
-            "reason": outcome.reasons.get(place),
-            **(outcome.figures[place]._asdict() if place in outcome.figures else {}),
-        }
-        for cell, message in itertools.product(cells, messages)
-        for place in [Place.of(cell, message.name)]
-    ]
-    starts = [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()]
     found = Found(
         name=NAME,
         title="Communication alone",
@@ -270,12 +240,12 @@ def report_of(
         sentences=_sentences(facts, launches, outcome),
         figure=draw(messages, outcome, facts["titles"]),
         caption="latency and bandwidth by size",
-        rows=rows,
+        rows=list(outcome.rows.values()),
         pairs=outcome.pairs,
         explained=[DEFINITIONS, verdicts],
         number=len(cells) * facts["repeats"],
         shares=[max(each) for each in taken if each],
-        more={"starts": starts},
+        more={"starts": outcome.starts},
     )
     return report_on(found, facts, launches, complete)
 
@@ -286,20 +256,19 @@ def _sentences(
     """Sentences on wrong backends, on the messages at which one is faster than the reference, slower, or
     neither is shown, on peak memory and on bad ends."""
     titles = facts["titles"]
-    reasons = ((each, *reason.partition(": ")) for each, reason in outcome.reasons.items())
     sentences = [
-        f"{titles[each.backend]} with {each.workers} ranks is wrong at {each.message}: {text}."
-        for each, kind, _, text in reasons
+        f"{titles[place.backend]} with {place.workers} ranks is wrong at {place.message}: {text}."
+        for place, row in outcome.rows.items()
+        for kind, _, text in [(row["reason"] or "").partition(": ")]
         if kind == "wrong"
     ]
     for cell, reference in outcome.references.items():
         kinds: dict[str, list[str]] = {"faster": [], "slower": [], EQUAL: [], NOT_SHOWN: [], "no verdict": []}
         for pair in outcome.pairs:
-            kind = pair.verdict if pair.verdict in kinds else "no verdict"
-            if pair.verdict == DIFFERENT:
-                kind = "faster" if pair.faster == cell.backend else "slower"
             if pair.group == Place.of(cell, pair.group.message):
-                kinds[kind].append(pair.group.message)
+                different = "faster" if pair.faster == cell.backend else "slower"
+                kind = different if pair.verdict == DIFFERENT else pair.verdict
+                kinds.get(kind, kinds["no verdict"]).append(pair.group.message)
         parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
         if parts and facts["repeats"] >= FEWEST_REPEATS:
             against = f"{titles[cell.backend]} against {titles[reference.backend]}"
@@ -330,7 +299,8 @@ _DASHES = ("-", "--", ":", "-.")  # for numbers of ranks
 def draw(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str]) -> Figure | None:
     """The median over the launches as a line, least to greatest as a band; messages of several arrays as
     single marks at their total size. None without figures."""
-    if not outcome.figures:
+    spreads = [row["latency_s"] for row in outcome.rows.values() if "latency_s" in row]
+    if not spreads:
         return None
     figure = new_figure((12, 5.6))
     backends, workers = ([*dict.fromkeys(each)] for each in zip(*outcome.references))
@@ -339,7 +309,6 @@ def draw(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str
         "ms": f"time of one average{ranks}",
         "GB/s": f"bus bandwidth{ranks}: 2(n − 1)/n × bytes / time",
     }
-    spreads = [each.latency_s for each in outcome.figures.values()]
     bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in spreads) else ""
     sizes = [message.nbytes for message in messages]
     # In powers of 4, and the largest in place of one that its name would touch.
@@ -351,10 +320,10 @@ def draw(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str
             style = {"color": colour(number), "marker": marker(number)}
             points = []
             for message in messages:
-                own = outcome.figures.get(Place.of(cell, message.name))
+                own = outcome.rows[Place.of(cell, message.name)].get("latency_s")
                 if own is None:
                     continue
-                seconds = (own.latency_s.median, own.latency_s.least, own.latency_s.most)
+                seconds = (own.median, own.least, own.most)
                 three = [1e3 * each for each in seconds]
                 if unit == "GB/s":
                     three = [bus_bandwidth(message.nbytes, each, cell.workers) / 1e9 for each in seconds]
@@ -381,7 +350,8 @@ def draw(messages: Sequence[Message], outcome: Outcome, titles: Mapping[str, str
         if len(set(each.array_bytes)) == 1
         else f"the {each.tensors} arrays of {each.name} at once"
         for each in messages
-        if each.tensors > 1 and any(place.message == each.name for place in outcome.figures)
+        if each.tensors > 1
+        and any("latency_s" in row for row in outcome.rows.values() if row["message"] == each.name)
     ]
     if several:
         label = f"large hollow: {', '.join(several)}"

@@ -27,7 +27,7 @@ from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.crossover import crossings
-from comparison.projection.model import COLOCATED, GPUS, PLACEMENTS, STRATEGIES, BytePS, Plan
+from comparison.projection.model import COLOCATED, GPUS, MIXED, PLACEMENTS, STRATEGIES, BytePS, Plan
 from comparison.projection.pipelines import Pipeline
 from comparison.projection.validation import BASE, LARGE, SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
@@ -35,7 +35,6 @@ from comparison.projection.workload import (
     VOCABULARY,
     Workload,
     bert_parts,
-    predictions_of,
     read_measured,
     update_seconds,
 )
@@ -48,6 +47,7 @@ SEQUENCES = 64  # of a GPU and pass
 SMALLER = BASE  # beside it for --crossover, unless the command line is about one model
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
+MOST_SERVERS = 1 << 13  # of BytePS: minutes
 # Options about gradients without pipelines.
 OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
@@ -160,6 +160,11 @@ def plan_of(options: ProjectionOptions) -> Plan:
     byteps = BytePS(options.servers, options.server_placement or COLOCATED)
     strategies = [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
     gpus = _gpus(options, cluster)
+    hosts = max(gpus) // cluster.gpus_per_host
+    count = (options.servers or hosts) + (hosts if options.server_placement == MIXED else 0)
+    if BytePS.key in keys and not options.pipeline_stages and count > MOST_SERVERS:
+        given = f"--servers {options.servers}" if options.servers else f"--gpus {max(gpus)}"
+        raise InputError(f"{given}: {count:,} servers of BytePS are too many to simulate")
     if options.measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
@@ -186,8 +191,8 @@ def _published(options: ProjectionOptions, bert: BertConfig, cluster: Cluster) -
     """The step of a GPU whose speed is given, or was published. Raises InputError where none was."""
     sequences, length = float(options.batch_size or SEQUENCES), options.max_seq_length or LENGTH
     dtype = options.gradient_dtype or "float16"
-    parts = bert_parts(bert, options.vocab_size or VOCABULARY, length, predictions_of(length))
-    update_s = update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s)
+    parts = bert_parts(bert, options.vocab_size or VOCABULARY, length)
+    update_s = update_seconds(parts, cluster.memory_gbytes_s)
     work = Workload(parts, options.compute_s or 0.0, update_s, ELEMENT_BYTES[dtype], sequences, length)
     if options.compute_s is not None:
         return replace(work, source="--compute_s")

@@ -188,8 +188,7 @@ class Exchange:
         """Goes on to the next event. Yields the partitions that have arrived everywhere, and when."""
         times, step = self._next()
         ended = np.isfinite(times) & (times <= step * (1 + 1e-9))
-        self._left = np.where(ended, 0.0, self._left - self._rates * step)
-        self._left[~np.isfinite(times)] = 0.0
+        self._left = np.where(np.isfinite(times) & ~ended, self._left - self._rates * step, 0.0)
         self._now += step
         now = self._now
         for direction, server in zip(*np.nonzero(ended)):

@@ -8,7 +8,7 @@ of a GPU on its inter_first time, the network on its intra_first time. The other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 from base.drawing import COLOURS, new_figure
@@ -27,7 +27,7 @@ from comparison.projection.pipelines import (
 from comparison.projection.validation import Point, mean_deviation
 from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
 from comparison.report import Part, Report, column_table, milliseconds, size
-from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
+from training.pipeline.placement import INTER_FIRST, INTRA_FIRST, PLACEMENTS
 from training.pipeline.schedule import bubble
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ M40 = replace(
 )
 
 
-@dataclass(frozen=True)
-class PipelineCase:
+class PipelineCase(NamedTuple):
     """A model on as many hosts as stages and GPUs a host, and its published seconds a step by placement."""
 
     layers: int
@@ -124,7 +123,7 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     work = Workload(
         parts=parts,
         compute_s=step_flops(parts, rows) / calibration.flops_s,
-        optimizer_s=update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s),
+        optimizer_s=update_seconds(parts, cluster.memory_gbytes_s),
         gradient_bytes=4,
         sequences=rows,
         length=LENGTH,
@@ -150,7 +149,7 @@ def validate_pipelines() -> list[Validation]:
         points = [
             Point(case, place, published, seconds(case, place, reading, calibration), case is CASES[0])
             for case in CASES
-            for place, published in zip((INTRA_FIRST, INTER_FIRST), case.published)
+            for place, published in zip(PLACEMENTS, case.published)
         ]
         found.append(Validation(reading, calibration, points))
     return found
@@ -160,15 +159,12 @@ def pipeline_tables(validations: Sequence[Validation]) -> list[Table]:
     """The six and their predictions under each reading, and what the readings rest on."""
     rows = []
     for same in zip(*(each.points for each in validations)):
-        case, placement, published = same[0].case, same[0].at, same[0].published
+        case, placement, published, _, calibrated, _ = same[0]
         cells = [f"{case.layers} layers, {case.heads} heads", f"{case.hosts} x {case.hosts}", placement]
         cells.append(f"{published:.2f} s")
-        if same[0].calibrated:
-            rows.append(Row(cells, "rate and network taken from these two"))
-            continue
-        for point in same:
+        for point in () if calibrated else same:
             cells += [f"{point.predicted:.2f} s", f"{100 * point.deviation():+.0f}%"]
-        rows.append(Row(cells))
+        rows.append(Row(cells, "rate and network taken from these two" if calibrated else ""))
     head = ["model", "hosts x GPUs", "placement", "published"]
     calibrations = []
     for letter, (reading, (rate, speed), points) in zip("ABC", validations):
@@ -281,7 +277,7 @@ def validation_figure(validations: Sequence[Validation]) -> Figure:
     figure = new_figure((11, 4.6))
     drawn = figure.subplots(1, 2, sharey=True)
     width = 0.8 / (len(validations) + 1)
-    for axes, placement in zip(drawn, (INTRA_FIRST, INTER_FIRST)):
+    for axes, placement in zip(drawn, PLACEMENTS):
         bars = {"published": [each.published for each in validations[0].points if each.at == placement]}
         for reading, _, points in validations:
             bars[reading.title] = [point.predicted for point in points if point.at == placement]

@@ -156,8 +156,8 @@ def project_pipeline(
     ready = ends_s if workload.overlap else [ends] * stages
     averages = wires.averages_s(sizes, ready)
     averaged = max(averages)
-    if pipeline.tied and stages > 1:
-        shared = word_embedding(workload.parts) * workload.gradient_bytes
+    shared = word_embedding(workload.parts) * workload.gradient_bytes if pipeline.tied and stages > 1 else 0
+    if shared:
         both = wires.transfer_s(0, stages - 1, shared)  # as much both ways
         averaged = max(averaged, max(averages[0], averages[-1]) + both)
     per_element = workload.optimizer_s / workload.elements * pipeline.update_accesses / UPDATE_ACCESSES
@@ -181,7 +181,7 @@ def project_pipeline(
         sequences_per_s=sequences,
         tokens_per_s=sequences * workload.length,
         efficiency=sequences / gpus / single,
-        sent_bytes=wires.sent_bytes(sizes, activations * workload.accumulate),
+        sent_bytes=wires.sent_bytes(sizes, activations * workload.accumulate, shared),
     )
 
 
@@ -221,8 +221,9 @@ class _Wires:
             ends[stage] = begin + seconds
         return ends
 
-    def sent_bytes(self, sizes: Sequence[float], activations: float) -> float:
-        """By the busiest host into the network in a step: its rings, activations and their gradients."""
+    def sent_bytes(self, sizes: Sequence[float], activations: float, shared: float) -> float:
+        """By the busiest host into the network in a step: its rings, activations and their gradients, and
+        between the first and the last stage what they share."""
         sent: dict[int, float] = defaultdict(float)
         ranks = len(self._replicas)
         for nbytes, holders in zip(sizes, zip(*self._replicas)):
@@ -230,8 +231,9 @@ class _Wires:
             for host in hosts if len(hosts) > 1 else ():
                 sent[host] += 2 * (ranks - 1) / ranks * nbytes
         for replica in self._replicas:
-            for one, other in zip(replica, replica[1:]):
+            links = [(*pair, activations) for pair in zip(replica, replica[1:])]
+            for one, other, nbytes in [*links, (replica[0], replica[-1], shared)]:
                 if one != other:
-                    sent[one] += activations
-                    sent[other] += activations
+                    sent[one] += nbytes
+                    sent[other] += nbytes
         return max(sent.values(), default=0.0)

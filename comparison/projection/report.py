@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+import numpy as np
+
 from base.drawing import COLOURS, new_figure
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
@@ -23,11 +25,11 @@ from comparison.projection.validation import (
     MINUTES,
     STEP,
     THROUGHPUT,
+    ErrorRange,
     Point,
     error_range,
     is_held_out,
     mean_deviation,
-    name_of,
     validate,
 )
 from comparison.report import Part, Report, column_table, milliseconds, size
@@ -62,63 +64,32 @@ LIMITS = """\
 def report_of(plan: Plan, crossings: crossover.Crossings) -> Report:
     """projection.md, projection.json, pictures, and what a terminal shows. `crossings`: of --crossover."""
     work, points, more = plan.workload, validate(), validate(FURTHER)
-    own, projections = [], []
     held_out = is_held_out(more)
-    for strategy in plan.strategies:
-        found = [project(work, strategy, plan.cluster, gpus) for gpus in plan.gpus]
-        own.append(column_table(strategy.title[0].upper() + strategy.title[1:], COLUMNS, found))
-        projections += found
-    overlap = "during the backward pass" if work.overlap else "after the backward pass"
+    by_strategy = {
+        each.title: [project(work, each, plan.cluster, gpus) for gpus in plan.gpus]
+        for each in plan.strategies
+    }
+    errors = {each: error_range(points, each) for each in (True, False)}  # with overlap, and without
+    tables = [
+        column_table(title[0].upper() + title[1:], COLUMNS, found) for title, found in by_strategy.items()
+    ]
     facts = (
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
-        f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
+        f"travel {'during' if work.overlap else 'after'} the backward pass.\n"
+        f"Batch: {plan.batch}. Precision: {plan.precision}.\n"
         f"A pass takes {digits(work.compute_s)} s, the update {milliseconds(work.optimizer_s)} ms. "
-        f"Compute time from: {work.source}.\n"
-        f"Cluster: {plan.cluster.title}."
+        f"Compute time from: {work.source}.\nCluster: {plan.cluster.title}."
     )
-    # Of the largest number of GPUs.
-    errors = {each: error_range(points, each) for each in (True, False)}  # with overlap, and without
-    most = max(each.gpus for each in projections)
-    last = sorted((each for each in projections if each.gpus == most), key=lambda each: each.step_s)
-    shares = "; ".join(
-        f"{100 * each.efficiency:.1f}% with {each.title} ({100 * each.without_overlap:.1f}% without overlap)"
-        for each in last
-    )
-    summary = (
-        f"At {most} {'GPU' if most == 1 else 'GPUs'} the predicted efficiency is {shares}. Against published"
-        f" throughputs the model was {100 * errors[True].least:.0f} to {100 * errors[True].most:.0f}% too"
-        " high: see the validation."
-    )
-    ranges = [
-        f"{off(range_.least)} to {off(range_.most)} with gradients {'during' if each else 'after'} the"
-        " backward pass"
-        for each, range_ in errors.items()
-        if work.overlap or not each
-    ]
-    parameters = []
-    for field, source in plan.cluster.sources.items():
-        value = getattr(plan.cluster, field)
-        if isinstance(value, dict):
-            shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in value.items())
-        else:
-            shown = EMPTY if value is None else f"{value:g}"
-        parameters.append(Row([field, shown, "command line" if field in plan.given else source]))
-    sources = []
-    for case in (*CASES, *FURTHER):
-        single = f"; compute time: {case.single.source}" if case.single else ""
-        assumed = f"; assumed: {case.assumed}" if case.assumed else ""
-        sources.append(f"- {case.title}: {case.source}{single}; cluster {case.cluster.title}{assumed}")
+    summary = _summary([found[-1] for found in by_strategy.values()], errors[True])
     document: list[Part] = [
         f"# Projection: {plan.model} on {plan.cluster.title}",
         summary,
         facts,
-        *own,
+        *tables,
         f"![efficiency by the number of GPUs]({PROJECTION})",
-        f"{plan.model}, {plan.batch}, {plan.precision}. Grey: where measurements would lie if the model were"
-        f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
-        " strategy to the highest.",
+        _caption(plan, errors),
         *crossover.section(crossings, plan),
-        Table("Parameters of the cluster", ("parameter", "value", "source"), parameters, names=3),
+        _parameters(plan),
         "## Validation",
         "Of each measurement one number is used, the compute time of a pass (marked, or from a single GPU);\n"
         "all other parameters come from the sources of the cluster. Predicted: gradients travel during the\n"
@@ -128,42 +99,87 @@ def report_of(plan: Plan, crossings: crossover.Crossings) -> Report:
         "## Where it must fail",
         LIMITS,
         "## Sources of the measurements",
-        "\n".join(sources),
+        "\n".join(
+            f"- {case.title}: {case.source}{f'; compute time: {case.single.source}' if case.single else ''}; "
+            f"cluster {case.cluster.title}{f'; assumed: {case.assumed}' if case.assumed else ''}"
+            for case in (*CASES, *FURTHER)
+        ),
     ]
-    pictures = {PROJECTION: projection_figure(plan, projections, points), VALIDATION: _validation(points)}
-    if crossings:
-        pictures[crossover.PICTURE] = crossover.draw(crossings, plan)
     content = {
         "schema": SCHEMA,
         "model": plan.model,
         "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
-        "workload": {
-            "parameters": work.elements,
-            "gradient_bytes": work.total_bytes,
-            "gradient_dtype": plan.gradient_dtype,
-            "compute_dtype": work.dtype,
-            "parts": [
-                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
-                for part in work.parts
-            ],
-            "compute_s": work.compute_s,
-            "compute_source": work.source,
-            "optimizer_s": work.optimizer_s,
-            "sequences": work.sequences,
-            "length": work.length,
-            "accumulate": work.accumulate,
-            "overlap": work.overlap,
-        },
-        "projections": projections,
+        "workload": _workload(plan),
+        "projections": [each for found in by_strategy.values() for each in found],
         "validation_error": {"predicted": errors[True], "without_overlap": errors[False]},
         "validation": [_as_object(point) for point in points],
-        "further_validation": [
-            {**_as_object(each), "held_out": held_out.get(name_of(each))} for each in more
-        ],
+        "further_validation": [{**_as_object(each), "held_out": held_out.get(each.name)} for each in more],
         "crossover": [each for rows in crossings.values() for own in rows.values() for each in own],
     }
-    own += crossover.tables(crossings)
-    return Report(NAME, document, content, pictures, [facts, *own, summary])
+    pictures = {PROJECTION: projection_figure(plan, by_strategy, points), VALIDATION: _validation(points)}
+    if crossings:
+        pictures[crossover.PICTURE] = crossover.draw(crossings, plan)
+    return Report(NAME, document, content, pictures, [facts, *tables, *crossover.tables(crossings), summary])
+
+
+def _summary(last: Sequence[Projection], errors: ErrorRange) -> str:
+    """A sentence, the fastest strategy first. `last`: of the most GPUs. `errors`: with overlap."""
+    most = last[0].gpus
+    shares = "; ".join(
+        f"{100 * each.efficiency:.1f}% with {each.title} ({100 * each.without_overlap:.1f}% without overlap)"
+        for each in sorted(last, key=lambda each: each.step_s)
+    )
+    return (
+        f"At {most} {'GPU' if most == 1 else 'GPUs'} the predicted efficiency is {shares}. Against published"
+        f" throughputs the model was {100 * errors.least:.0f} to {100 * errors.most:.0f}% too"
+        " high: see the validation."
+    )
+
+
+def _caption(plan: Plan, errors: Mapping[bool, ErrorRange]) -> str:
+    ranges = [
+        f"{off(range_.least)} to {off(range_.most)} with gradients {'during' if each else 'after'} the"
+        " backward pass"
+        for each, range_ in errors.items()
+        if plan.workload.overlap or not each
+    ]
+    return (
+        f"{plan.model}, {plan.batch}, {plan.precision}. Grey: where measurements would lie if the model were"
+        f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
+        " strategy to the highest."
+    )
+
+
+def _workload(plan: Plan) -> dict[str, Any]:
+    work = plan.workload
+    return {
+        "parameters": work.elements,
+        "gradient_bytes": work.total_bytes,
+        "gradient_dtype": plan.gradient_dtype,
+        "compute_dtype": work.dtype,
+        "parts": [
+            {"name": part.name, "elements": part.elements, "forward_flops": part.flops} for part in work.parts
+        ],
+        "compute_s": work.compute_s,
+        "compute_source": work.source,
+        "optimizer_s": work.optimizer_s,
+        "sequences": work.sequences,
+        "length": work.length,
+        "accumulate": work.accumulate,
+        "overlap": work.overlap,
+    }
+
+
+def _parameters(plan: Plan) -> Table:
+    rows = []
+    for field, source in plan.cluster.sources.items():
+        value = getattr(plan.cluster, field)
+        if isinstance(value, dict):
+            shown = ", ".join(f"{speed:g} with {gpus}" for gpus, speed in value.items())
+        else:
+            shown = EMPTY if value is None else f"{value:g}"
+        rows.append(Row([field, shown, "command line" if field in plan.given else source]))
+    return Table("Parameters of the cluster", ("parameter", "value", "source"), rows, names=3)
 
 
 COLUMNS: Mapping[str, Callable[[Projection], str]] = {
@@ -174,9 +190,7 @@ COLUMNS: Mapping[str, Callable[[Projection], str]] = {
     "communicating ms": lambda each: milliseconds(each.communication_s),
     "of it exposed ms": lambda each: milliseconds(each.exposed_s),
     "waiting ms": lambda each: milliseconds(each.waiting_s),
-    "sequences/s": lambda each: (
-        f"{each.sequences_per_s:,.0f}" if each.sequences_per_s >= 100 else digits(each.sequences_per_s)
-    ),
+    "sequences/s": lambda each: digits(each.sequences_per_s),
     "tokens/s": lambda each: f"{each.tokens_per_s:,.0f}",
     "efficiency": lambda each: f"{100 * each.efficiency:.1f}%",
     "without overlap": lambda each: f"{100 * each.without_overlap:.1f}%",
@@ -220,7 +234,7 @@ def validation_tables(points: Sequence[Point], more: Sequence[Point]) -> list[Ta
         for name in ("published", "predicted", "without overlap")
     ]
     held_out, new = is_held_out(more), [point for point in more if not point.calibrated]
-    halves = [HALVES[held_out[name_of(point)]] for point in new]
+    halves = [HALVES[held_out[point.name]] for point in new]
     errors = []
     for title, own in (
         ("the first ones", [point for point in points if not point.calibrated]),
@@ -259,25 +273,25 @@ def _points_table(title: str, points: Sequence[Point], halves: Sequence[str] = (
     """Points with their predictions. `halves`: a last column."""
     rows = []
     for place, point in enumerate(points):
-        unit = point.case.unit
-        cells = [point.case.title, str(point.at), _shown(unit, point.published)]
+        shown = SHOWN[point.case.unit].format
+        cells = [point.case.title, str(point.at), shown(point.published)]
         if point.calibrated:
             rows.append(Row(cells, "compute time taken from it"))
             continue
         for predicted, overlap in ((point.predicted, True), (point.without_overlap, False)):
-            cells += [_shown(unit, predicted), off(point.deviation(overlap))]
+            cells += [shown(predicted), off(point.deviation(overlap))]
         rows.append(Row([*cells, *halves[place : place + 1]]))
     head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by")
     return Table(f"Validation: {title}", [*head, "half"] if halves else head, rows)
 
 
-def _shown(unit: str, value: float) -> str:
-    """A value in its unit."""
-    if unit == EFFICIENCY:
-        return f"{100 * value:.1f}%"
-    if unit == THROUGHPUT:
-        return f"{value:,.0f}"
-    return f"{value:.1f} min" if unit == MINUTES else f"{value:.2f} {'s' if unit == STEP else 'days'}"
+SHOWN = {  # of a value, by its unit
+    EFFICIENCY: "{:.1%}",
+    THROUGHPUT: "{:,.0f}",
+    MINUTES: "{:.1f} min",
+    STEP: "{:.2f} s",
+    DAYS: "{:.2f} days",
+}
 
 
 def _as_object(point: Point) -> dict[str, Any]:
@@ -293,35 +307,34 @@ def _as_object(point: Point) -> dict[str, Any]:
 
 PROJECTION, VALIDATION = "projection.png", "projection_validation.png"
 BAND = "where measurements would lie, off as in the validation"
-_MARKERS = "osD"
 
 
-def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> Figure:
+def projection_figure(
+    plan: Plan, by_strategy: Mapping[str, Sequence[Projection]], points: Sequence[Point]
+) -> Figure:
     """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line. A line for
     each, and a band around all where published measurements of such predictions lay."""
     figure = new_figure((11, 5.4))
-    panels = [(True, "gradients travel during the backward pass")] if plan.workload.overlap else []
-    panels.append((False, "gradients travel after the backward pass"))
-    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in projections)
-    counts = sorted({each.gpus for each in projections})
-    several = [gpus for gpus in counts if gpus > 1]  # one GPU is what is calibrated
+    panels = [("efficiency", "gradients travel during the backward pass")] if plan.workload.overlap else []
+    panels.append(("without_overlap", "gradients travel after the backward pass"))
+    every = [each for own in by_strategy.values() for each in own]
+    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in every)
+    gpus = np.array(plan.gpus)
+    several = gpus > 1  # one GPU is what is calibrated
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (overlap, title) in zip(drawn, panels):
-        shares: dict[str, dict[int, float]] = {}
-        for each in projections:
-            share = 100 * (each.efficiency if overlap else each.without_overlap)
-            shares.setdefault(each.title, {})[each.gpus] = share
+    for axes, (field, title) in zip(drawn, panels):
         axes.axhline(100, label="linear", **ideal_style())
-        for index, (name, own) in enumerate(shares.items()):
+        shares = np.array([[100 * getattr(each, field) for each in own] for own in by_strategy.values()])
+        for index, (name, own) in enumerate(zip(by_strategy, shares)):
             # The first ones are wider, so that they show around later ones that are equal.
-            style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
-            axes.plot(list(own), list(own.values()), color=COLOURS[index], label=name, **style)
-        errors = error_range(points, overlap)
-        lowest = [min(own[gpus] for own in shares.values()) / (1 + errors.most) for gpus in several]
-        highest = [max(own[gpus] for own in shares.values()) / (1 + errors.least) for gpus in several]
-        axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
+            style = {"marker": "osD"[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
+            axes.plot(gpus, own, color=COLOURS[index], label=name, **style)
+        errors = error_range(points, field == "efficiency")
+        band = (shares.min(0) / (1 + errors.most), shares.max(0) / (1 + errors.least))
+        ends = [each[several] for each in (gpus, *band)]
+        axes.fill_between(*ends, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
         axes.set_title(title)
-        _count_axis(axes, counts)
+        _count_axis(axes, plan.gpus)
     drawn[0].set_ylabel("scaling efficiency, %")
     drawn[0].set_ylim(5 * (drawn[0].get_ylim()[0] // 5), 105)
     rate = drawn[-1].secondary_yaxis(

@@ -1,6 +1,6 @@
 """Published measurements of training on several GPUs, and how far the model is off at each point.
 
-Every case names one point that the compute time of a pass is taken from (Case.calibrated_on, Case.single); no
+Every case has one number that the compute time of a pass is taken from, its first point or Case.single; no
 other parameter comes from the measurements, all others are those of comparison.projection.clusters. "assumed"
 marks what no source states. Each point is predicted twice: with gradients travelling during the backward
 pass, as the model simulates it, and with all of them after it. These are the best and the worst that a queue
@@ -31,7 +31,6 @@ from comparison.projection.workload import (
     Part,
     Workload,
     bert_parts,
-    predictions_of,
     step_flops,
     update_seconds,
 )
@@ -66,9 +65,9 @@ class Case:
         unit: of `points`: THROUGHPUT, STEP, DAYS, EFFICIENCY or MINUTES.
         points: GPUs -> what was published, in the order of their numbers.
         sequences, length: of one pass on one GPU. accumulate: passes of a step.
-        network: the parts of one that is no BERT, in place of `model`.
-        single: where the compute time of a pass comes from, if from another source.
-        calibrated_on: the number of GPUs whose point gives it; 0 if `single` does.
+        network: the parts of one that is no BERT.
+        single: where the compute time of a pass comes from, if from another source, and the model; without it
+            they are the first point and BERT-base.
     """
 
     key: str
@@ -76,23 +75,25 @@ class Case:
     source: str
     cluster: Cluster
     strategy: Strategy
-    dtype: str
     sequences: float
     unit: str
     points: Mapping[int, float]
-    model: str = BASE
+    dtype: str = "float16"
     accumulate: int = 1
     length: int = 128
     network: tuple[Part, ...] = ()
     single: SingleGpu | None = None
-    calibrated_on: int = 0
     assumed: str = ""
 
     @property
+    def calibrated_on(self) -> int:
+        """The number of GPUs whose point gives the compute time; 0 if `single` does."""
+        return 0 if self.single else min(self.points)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
-        predictions = predictions_of(self.length)
-        bert = named_config(self.model)
-        return self.network or bert_parts(bert, length=self.length, predictions=predictions)
+        bert = named_config(self.single.model if self.single else BASE)
+        return self.network or bert_parts(bert, length=self.length)
 
 
 def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
@@ -107,7 +108,6 @@ def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
         sequences=sequences,
         unit=THROUGHPUT,
         points=dict(zip((1, 2, 4, 8, 16, 32), speeds)),
-        calibrated_on=1,
         assumed="gradients travel in the dtype of the model (GluonNLP casts it to float16)",
     )
 
@@ -117,15 +117,15 @@ def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
 LARGE_FLOAT16 = SingleGpu(LARGE, "float16", 64, 171.52, NVIDIA_BERT)
 LARGE_FLOAT32 = SingleGpu(LARGE, "float32", 32, 40.32, NVIDIA_BERT)
 BASE_FLOAT16 = SingleGpu(BASE, "float16", 128, 544.31, DLPERF_README)
-BASE_FLOAT32 = SingleGpu(BASE, "float32", 64, 156.76, DLPERF_README)
-# 128 sequences on four GPUs times 4 passes in 2.60 s.
-UNIVERSITY_FLOAT32 = SingleGpu(BASE, "float32", 32, 4 * 32 / 2.60, HETSEQ)
-
 SINGLE_GPUS: Mapping[str, Mapping[str, SingleGpu]] = {  # cluster -> dtype
     "p3dn": {"float16": LARGE_FLOAT16, "float32": LARGE_FLOAT32},
     "byteps": {"float16": LARGE_FLOAT16, "float32": LARGE_FLOAT32},
-    "dlperf": {"float16": BASE_FLOAT16, "float32": BASE_FLOAT32},
-    "university": {"float32": UNIVERSITY_FLOAT32},
+    "dlperf": {
+        "float16": BASE_FLOAT16,
+        "float32": SingleGpu(BASE, "float32", 64, 156.76, DLPERF_README),
+    },
+    # 128 sequences on four GPUs times 4 passes in 2.60 s.
+    "university": {"float32": SingleGpu(BASE, "float32", 32, 4 * 32 / 2.60, HETSEQ)},
 }
 
 _CLAIM = "no servers' number or place is given: as many as worker hosts, on machines of their own; length 128"
@@ -138,8 +138,6 @@ def _claim(name: str, strategy: Strategy, efficiency: float, assumed: str) -> Ca
         source=BYTEPS_README,
         cluster=BYTEPS,
         strategy=strategy,
-        model=LARGE,
-        dtype="float16",
         sequences=64,
         unit=EFFICIENCY,
         points={256: efficiency},
@@ -164,13 +162,9 @@ def _university(unit: str, *values: float) -> Case:
         accumulate=4,
         unit=unit,
         points=dict(zip(UNIVERSITY_RUNS, values)),
-        calibrated_on=4,
         assumed="10 Gbit/s; length 128; the 4 passes a step of the commands in its README",
     )
 
-
-UNIVERSITY_STEPS = _university(STEP, 2.60, 2.69, 2.794, 3.126)
-UNIVERSITY_DAYS = _university(DAYS, 7.19, 4.19, 2.23, 1.21)
 
 MAIN = (  # what the model is judged by
     _dlperf("float16", 128, 544.31, 1000.15, 1970.59, 3825.21, 7327.5, 14822.31),
@@ -178,8 +172,8 @@ MAIN = (  # what the model is judged by
     _claim(
         "Horovod", HierarchicalRing(), 0.70, f"hierarchical as in their script ({BYTEPS_SCRIPTS}); length 128"
     ),
-    UNIVERSITY_STEPS,
-    UNIVERSITY_DAYS,
+    _university(STEP, 2.60, 2.69, 2.794, 3.126),
+    _university(DAYS, 7.19, 4.19, 2.23, 1.21),
 )
 CASES = (
     *MAIN,
@@ -252,7 +246,6 @@ def _resnet(name: str, strategy: Strategy, *speeds: float) -> Case:
         sequences=128,
         unit=THROUGHPUT,
         points=dict(zip((8, 16, 32, 64, 128, 256), speeds)),
-        calibrated_on=8,
         assumed="GPU, hosts, network and batch: p3.16xlarge over TCP, 128 images a GPU",
     )
 
@@ -265,8 +258,6 @@ def _training(key: str, title: str, source: str, gpus: int, minutes: float, assu
         source=source,
         cluster=_SUPERPOD if key == "nvidia" else P3DN,
         strategy=HierarchicalRing(),
-        model=LARGE,
-        dtype="float16",
         sequences=PAPER[0][1] / gpus,
         unit=MINUTES,
         points={gpus: minutes},
@@ -282,8 +273,6 @@ FURTHER = (
         source=MXNET_BENCHMARK,
         cluster=P3DN,
         strategy=HierarchicalRing(),
-        model=LARGE,
-        dtype="float16",
         sequences=64,
         unit=THROUGHPUT,
         points={256: 5300e3 / 128},
@@ -298,7 +287,6 @@ FURTHER = (
         source=GLUON_NLP_665,
         cluster=_OLD,
         strategy=FlatRing(),
-        dtype="float16",
         sequences=24,
         unit=EFFICIENCY,
         points={64: 58 / 64},
@@ -319,8 +307,7 @@ FURTHER = (
 DAY = 86400.0
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One published number and its prediction, in the case's unit.
 
     `case`: a Case, or one of comparison.projection.pipeline_report. `at`: the number of GPUs, or the
@@ -335,36 +322,31 @@ class Point:
     calibrated: bool
     without_overlap: float = math.nan
 
+    @property
+    def name(self) -> str:
+        return f"{self.case.key} {self.at}"
+
     def deviation(self, overlap: bool = True) -> float:
         """Predicted over published, less one."""
         return (self.predicted if overlap else self.without_overlap) / self.published - 1
 
 
 def validate(cases: Sequence[Case] = CASES) -> list[Point]:
-    return [point for case in cases for point in points_of(case)]
-
-
-def name_of(point: Point) -> str:
-    return f"{point.case.key} {point.at}"
+    points = []
+    for case in cases:
+        work = workload_of(case)
+        for gpus, value in case.points.items():
+            during, after = (_in_unit(case, gpus, replace(work, overlap=each)) for each in (True, False))
+            points.append(Point(case, gpus, value, during, gpus == case.calibrated_on, after))
+    return points
 
 
 def is_held_out(points: Sequence[Point]) -> dict[str, bool]:
     """Of the further predictions by name, by a rule that was written down before any error was known: in the
     order of the SHA-256 of the names the second half. Whoever mends the model looks at the others alone."""
-    names = [name_of(point) for point in points if not point.calibrated]
+    names = [point.name for point in points if not point.calibrated]
     names.sort(key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     return {name: place >= len(names) / 2 for place, name in enumerate(names)}
-
-
-def points_of(case: Case) -> list[Point]:
-    work = workload_of(case)
-    return [
-        Point(
-            case, gpus, value, _in_unit(case, gpus, work), gpus == case.calibrated_on,
-            _in_unit(case, gpus, replace(work, overlap=False)),
-        )
-        for gpus, value in case.points.items()
-    ]  # fmt: skip
 
 
 def mean_deviation(points: Sequence[Point], overlap: bool = True) -> float:
@@ -390,13 +372,12 @@ def error_range(points: Sequence[Point], overlap: bool = True) -> ErrorRange:
 
 def workload_of(case: Case) -> Workload:
     """Workload of a step of the case, with the compute time from its one calibrated number."""
-    parts = case.parts
-    update_s = update_seconds(sum(part.elements for part in parts), case.cluster.memory_gbytes_s)
-    work = Workload(
-        parts, 0.0, update_s, ELEMENT_BYTES[case.dtype], case.sequences, case.length, case.accumulate
-    )
+    parts, memory = case.parts, case.cluster.memory_gbytes_s
+    nbytes = ELEMENT_BYTES[case.dtype]
+    update_s = update_seconds(parts, memory)
+    work = Workload(parts, 0.0, update_s, nbytes, case.sequences, case.length, case.accumulate)
     if case.single is not None:
-        seconds = single_compute_seconds(case.single, parts, case.sequences, case.cluster.memory_gbytes_s)
+        seconds = single_compute_seconds(case.single, parts, case.sequences, memory)
         return replace(work, compute_s=seconds)
     gpus, value = case.calibrated_on, case.points[case.calibrated_on]
     wanted = {
@@ -421,8 +402,8 @@ def single_compute_seconds(
     assumption; a small batch keeps a GPU less busy.
     """
     own = bert_parts(named_config(single.model))
-    update_s = update_seconds(sum(part.elements for part in own), memory_gbytes_s)
-    rate = step_flops(own, single.sequences) / (single.sequences / single.sequences_per_s - update_s)
+    alone_s = single.sequences / single.sequences_per_s - update_seconds(own, memory_gbytes_s)
+    rate = step_flops(own, single.sequences) / alone_s
     return step_flops(parts, sequences) / rate
 
 

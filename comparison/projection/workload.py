@@ -9,9 +9,10 @@ masked-LM loss shares the word embedding, so its gradient, the largest, is the l
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_object
@@ -52,20 +53,18 @@ class Message(NamedTuple):
     nbytes: int
 
 
-def predictions_of(length: int) -> int:
-    """Masked tokens of a sequence: 15%, and 20 of 128, as everybody has it."""
-    return round(0.15 * length) + (length == 128)
-
-
 def bert_parts(
-    bert: BertConfig, vocab_size: int = VOCABULARY, length: int = 128, predictions: int = 20
+    bert: BertConfig, vocab_size: int = VOCABULARY, length: int = 128, predictions: int | None = None
 ) -> tuple[Part, ...]:
     """BERT with pooler, next-sentence classifier and masked-LM head, as `bert.model.build_model` makes it.
 
     Args:
-        length: tokens of a sequence. `predictions`: masked ones among them.
+        length: tokens of a sequence. `predictions`: masked ones among them; None: 15%, and 20 of 128, as
+            everybody has it.
     """
     units, hidden = bert.units, bert.hidden
+    if predictions is None:
+        predictions = round(0.15 * length) + (length == 128)
     flops = forward_flops(size_of(bert, vocab_size), rows=1, length=length, predictions=predictions)
     norm = (units, units)
     square = (units * units, units)
@@ -146,9 +145,9 @@ def step_flops(parts: Sequence[Part], sequences: float) -> float:
     return sequences * (1 + BACKWARD) * float(sum(part.flops for part in parts))
 
 
-def update_seconds(elements: int, memory_gbytes_s: float) -> float:
+def update_seconds(parts: Sequence[Part], memory_gbytes_s: float) -> float:
     """A LAMB update bound by memory of `memory_gbytes_s` (1e9 bytes a second)."""
-    return elements * UPDATE_ACCESSES * 4 / (memory_gbytes_s * 1e9)
+    return sum(part.elements for part in parts) * UPDATE_ACCESSES * 4 / (memory_gbytes_s * 1e9)
 
 
 def read_measured(path: str) -> tuple[BertConfig, Workload]:
@@ -162,12 +161,15 @@ def read_measured(path: str) -> tuple[BertConfig, Workload]:
     """
     report = read_json_object(path, MOST_BYTES, f"--measured {path}")
     try:
-        records = [Record.from_json(each) for each in report["launches"]]
-        facts = report["facts"]
-        vocab_size = int(facts["vocab_size"])
-        accumulate = int(facts.get("accumulate") or 1)
-    except (KeyError, TypeError, ValueError) as error:
+        return _measured(path, report)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"--measured {path}: not the report.json of a comparison ({error!r})") from error
+
+
+def _measured(path: str, report: Mapping[str, Any]) -> tuple[BertConfig, Workload]:
+    records = [Record.from_json(each) for each in report["launches"]]
+    facts = report["facts"]
+    vocab_size, accumulate = int(facts["vocab_size"]), int(facts.get("accumulate") or 1)
     bert = recorded_config(facts, f"--measured {path}")
     alone = [each for each in records if each.setting.workers == 1 and not each.failure]
     timed = [each for each in alone if each.kind == TIMED and each.intervals]
@@ -182,7 +184,7 @@ def read_measured(path: str) -> tuple[BertConfig, Workload]:
     step_s = _median(chosen, lambda line: line.step_s)
     sequences = _median(chosen, lambda line: line.sequences_per_s * line.step_s)
     tokens = _median(chosen, lambda line: line.padded_tokens_per_s * line.step_s)
-    if not (step_s > 0 and sequences > 0 and tokens > 0):
+    if not all(0 < each < math.inf for each in (step_s, sequences, tokens, accumulate, vocab_size)):
         raise InputError(f"--measured {path}: its steps of one worker have no time or no sequences")
     # The update's share of a profiled step, of the time of a step that was not profiled; 0 without a profile.
     optimizer_s = 0.0

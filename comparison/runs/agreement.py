@@ -152,10 +152,6 @@ class Difference(NamedTuple):
     actual: float | str | None
     expected: float | str | None
 
-    @property
-    def kind(self) -> str:
-        return _KINDS[self.name]
-
     def __str__(self) -> str:
         if self.actual is None or self.expected is None:
             kind = "missing" if self.actual is None else "there"
@@ -200,7 +196,6 @@ def differences(actual: Record, expected: Record, limits: Limits) -> list[Differ
     curves = curve_of(actual), curve_of(expected)
     steps = sorted({*curves[0], *curves[1]})
     for step in steps:
-        ours, theirs = (curve.get(step, {}) for curve in curves)
         close = limits.at(step)
         allowed = {
             **dict.fromkeys(_WORK, WORK_TOLERANCE),
@@ -209,16 +204,13 @@ def differences(actual: Record, expected: Record, limits: Limits) -> list[Differ
             GRAD_NORM: close.grad_norm,
         }
         for name, limit in allowed.items():
-            one, other = ours.get(name), theirs.get(name)
-            if one is None and other is None:
-                continue
-            floor = FLOOR_NATS if name in _LOSSES else 0.0
-            # NaN is close to nothing.
-            if (
-                one is None
-                or other is None
-                or not abs(one - other) <= limit * max(abs(one), abs(other), floor)
-            ):
+            one, other = (curve.get(step, {}).get(name) for curve in curves)
+            if one is None or other is None:
+                same = one is other
+            else:  # NaN is close to nothing
+                floor = FLOOR_NATS if name in _LOSSES else 0.0
+                same = abs(one - other) <= limit * max(abs(one), abs(other), floor)
+            if not same:
                 apart.append(Difference(step, name, one, other))
     if limits.same_bits and actual.params_sha256 != expected.params_sha256:
         last = max(steps, default=0)
@@ -240,34 +232,30 @@ def judge(
     """
     # Repeats of a backend with its first launch; those that differ are wrong and have no vote.
     judged: dict[str, Judgement] = {}
-    for backend, launches in records.items():
+    for backend, (first, *others) in records.items():
         limits = limits_of(group, facts, backend)
-        for other in launches[1:]:
-            apart = differences(other, launches[0], limits)
-            if apart:
+        for other in others:
+            apart = differences(other, first, limits)
+            if apart and backend not in judged:
                 where = f"(repeat {other.repeat + 1}, first {apart[0]})"
                 short = f"repeats differ in {_kinds(apart)}"
                 judged[backend] = Judgement(WRONG, f"wrong: {short} {where}", short)
-                break
     # Then the backends with each other: whoever agrees with a strict majority is right.
-    voters = [backend for backend in records if backend not in judged]
+    voters = {backend: launches[0] for backend, launches in records.items() if backend not in judged}
     limits = limits_of(group, facts)
     apart_from = {
-        backend: {other: differences(records[backend][0], records[other][0], limits) for other in voters}
-        for backend in voters
+        backend: {name: differences(own, other, limits) for name, other in voters.items()}
+        for backend, own in voters.items()
     }
-    right = [
-        backend
-        for backend in voters
-        if 2 * sum(not apart for apart in apart_from[backend].values()) > len(voters)
-    ]
-    for backend in voters:
-        if len(voters) == 1 or backend in right:
+    right = [name for name, others in apart_from.items() if 2 * [*others.values()].count([]) > len(voters)]
+    for backend, against in apart_from.items():
+        if backend in right or len(voters) == 1:
             judged[backend] = Judgement(UNCONFIRMED if len(voters) == 1 else CONFIRMED)
             continue
         # The earliest difference, from those that are right if any are.
-        against = [apart_from[backend][other] for other in right or voters if apart_from[backend][other]]
-        apart = min(against, key=lambda each: each[0].step)
+        apart = min(
+            (against[name] for name in right or voters if against[name]), key=lambda each: each[0].step
+        )
         short = f"{_kinds(apart)} differ"
         reason = f"wrong: {short} (first {apart[0]})"
         if not right:
@@ -294,7 +282,8 @@ def greatest_difference(launches: Iterable[Record]) -> dict[str, float]:
 
 def _kinds(apart: Sequence[Difference]) -> str:
     """`losses, gradient norms and final parameters`."""
-    kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if any(each.kind == kind for each in apart)]
+    found = {_KINDS[each.name] for each in apart}
+    kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if kind in found]
     return " and ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
 
 

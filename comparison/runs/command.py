@@ -184,6 +184,7 @@ class Runs(Campaign):
             **self.facts,
             **self.training.facts,
             "gpus": options.gpus,
+            "hosts": options.cluster and options.cluster.lines,
             "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
             "price_per_hour": options.price_per_hour,
             "gpus_per_instance": options.gpus_per_instance,
@@ -305,17 +306,13 @@ def identity(words: Sequence[str], paths: Sequence[str], folder: Path) -> dict[s
     changes: a second call must see the same. What lies below `folder`, the comparison's, is named from there
     and has its checksum in place of the time, so that a folder that was moved or copied can be continued."""
     prefix, files = f"{folder}{os.sep}", []
-
-    def within(name: str) -> str:
-        return name[len(prefix) :] if name.startswith(prefix) else name
-
     for path in map(Path, paths):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 name, stat = str(file.resolve()), file.stat()
                 state = sha256_of(name) if name.startswith(prefix) else stat.st_mtime_ns
-                files.append([within(name), stat.st_size, state])
-    return {"script options": list(map(within, words)), "data": files}
+                files.append([name.removeprefix(prefix), stat.st_size, state])
+    return {"script options": [word.removeprefix(prefix) for word in words], "data": files}
 
 
 def keep_outcome(directory: Path, step: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING
 
 from base.drawing import new_figure
 from base.quantities import digits, percent
@@ -75,7 +75,7 @@ def scaling(results: Results) -> Figure | None:
         return None
     figure, places = grid(len(panels), 2, (3.4, 2.7))
     for (upper, lower), (dtype, batch_size) in zip(places, panels):
-        ones, compared = [], False
+        ones = []
         for index, backend in enumerate(backends):
             own = [results.of(Setting(backend, count, dtype, batch_size)) for count in workers]
             known = [(each.setting.workers, each.figures) for each in own if each.figures]
@@ -89,8 +89,7 @@ def scaling(results: Results) -> Figure | None:
             scaled = {count: each.scaling.efficiency for count, each in known if each.scaling}
             if scaled:
                 lower.plot(list(scaled), list(scaled.values()), marker="o", **line)
-                compared = True
-        if not compared:
+        if not lower.lines:
             lower.text(
                 0.5, 0.5, "no figures to compare", ha="center", va="center", fontsize=9, color=ALARM,
                 transform=lower.transAxes,
@@ -135,8 +134,8 @@ def losses(results: Results) -> Figure | None:
             plain(axes)
         wrong = [
             f"{results.title(each.setting.backend)}: {each.differs}"
-            for each in results.groups()[group]
-            if each.kind in (agreement.WRONG, agreement.UNDECIDED)
+            for each in results.results
+            if each.setting.group == group and each.kind in (agreement.WRONG, agreement.UNDECIDED)
         ]
         if wrong:
             text = "\n".join(wrong)
@@ -170,95 +169,75 @@ _CUT, _WHISKER = 3.0, 1.25
 _TEXT = 1.55  # the width of the axis by that of the bars: room for the words
 
 
-class Bar(NamedTuple):
-    """Bar of one setting, in milliseconds. `parts`: as _PARTS. The whisker has the spread of the step, least
-    to greatest, about its median, which is drawn at the bar's end."""
-
-    setting: Setting
-    breakdown: Breakdown
-    parts: Sequence[float]
-
-    @property
-    def end(self) -> float:
-        return math.fsum(self.parts)
-
-    @property
-    def most(self) -> float:
-        """The whisker's end."""
-        return self.end + (self.breakdown.step_ms.most - self.breakdown.step_ms.median)
-
-
 def breakdown_figure(results: Results) -> Figure | None:
     """None where no setting has a breakdown."""
-    # Of the parts the medians; other operators are all kinds that no other bar has.
+    known = [
+        (each.setting, each.figures.breakdown)
+        for each in results.results
+        if each.figures and each.figures.breakdown
+    ]
+    if not known:
+        return None
+    # Of the parts the medians; other operators are all kinds that no other bar has. A whisker has the spread
+    # of the step about its median, which is drawn at the bar's end.
     named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
     others = [kind for kind in KINDS if kind not in named]
-    bars = []
-    for each in results.results:
-        if each.figures and (breakdown := each.figures.breakdown):
-            medians = {part: spread.median for part, spread in breakdown.parts.items()}
-            parts = [math.fsum(medians[part] for part in chosen or others) for _, chosen, _ in _PARTS]
-            bars.append(Bar(each.setting, breakdown, parts))
-    if not bars:
-        return None
+    bars = [
+        [math.fsum(own.parts[part].median for part in chosen or others) for _, chosen, _ in _PARTS]
+        for _, own in known
+    ]
+    ends = [math.fsum(bar) for bar in bars]
+    most = [end + (own.step_ms.most - own.step_ms.median) for end, (_, own) in zip(ends, known)]
+    groups: dict[Group, list[float]] = {}  # `limit` is where bars and whiskers are cut
+    for (setting, _), end in zip(known, ends):
+        groups.setdefault(setting.group, []).append(end)
+    longest = max(min(max(each), _CUT * statistics.median_low(each)) for each in groups.values())
+    slowest = max(whisker for whisker, end in zip(most, ends) if end <= longest)
+    limit = max(longest, min(_WHISKER * longest, slowest))
     figure = new_figure((10, 1.5 + 0.32 * len(bars)))
     axes = figure.subplots()
-    places, place, above = [], 0.0, bars[0].setting.group
-    for bar in bars:
-        place += 0.5 if bar.setting.group != above else 0.0
-        places.append(place)
-        place, above = place + 1, bar.setting.group
-    limit = greatest_shown(bars)
+    places = [place + 0.5 * [*groups].index(each.group) for place, (each, _) in enumerate(known)]
     left = [0.0] * len(bars)
     for index, (label, chosen, shade) in enumerate(_PARTS):
-        ends = [min(limit, before + bar.parts[index]) for before, bar in zip(left, bars)]
-        widths = [end - before for before, end in zip(left, ends)]
-        if any(bar.parts[index] for bar in bars):
+        right = [min(limit, before + bar[index]) for before, bar in zip(left, bars)]
+        widths = [end - before for before, end in zip(left, right)]
+        if any(bar[index] for bar in bars):
             hatch = "///" if EXPOSED in chosen else None
             axes.barh(
                 places, widths, 0.8, left, color=shade, label=label, hatch=hatch, edgecolor="white",
                 linewidth=0.5,
             )  # fmt: skip
-        left = ends
-    for at, bar in zip(places, bars):
-        _whisker(axes, at, bar, limit)
-    names = [f"{results.words(bar.setting.group)}: {results.title(bar.setting.backend)}" for bar in bars]
+        left = right
+    for (_, own), at, end, whisker in zip(known, places, ends, most):
+        _whisker(axes, own, at, end, whisker, limit)
+    names = [f"{results.words(each.group)}: {results.title(each.backend)}" for each, _ in known]
     axes.set_yticks(places, names, fontsize=8.5)
     axes.set_ylim(places[-1] + 0.7, places[0] - 0.7)
     axes.set_xlim(0, _TEXT * limit)
-    most = max(bar.breakdown.launches for bar in bars)
-    medians_of = f"median of {most} profiled launches, whiskers from the fastest to the slowest"
+    launches = max(own.launches for _, own in known)
+    medians_of = f"median of {launches} profiled launches, whiskers from the fastest to the slowest"
     axes.set(
-        title=f"A step of rank 0: {medians_of if most > 1 else 'one profiled launch'}", xlabel="ms a step"
+        title=f"A step of rank 0: {medians_of if launches > 1 else 'one profiled launch'}", xlabel="ms a step"
     )
     plain(axes, "x")
     legend_below(figure, [axes], 3)
     return figure
 
 
-def greatest_shown(bars: Sequence[Bar]) -> float:
-    """The milliseconds at which bars and whiskers are cut."""
-    groups: dict[Group, list[float]] = {}
-    for bar in bars:
-        groups.setdefault(bar.setting.group, []).append(bar.end)
-    longest = max(min(max(ends), _CUT * statistics.median_low(ends)) for ends in groups.values())
-    slowest = max(bar.most for bar in bars if bar.end <= longest)
-    return max(longest, min(_WHISKER * longest, slowest))
-
-
-def _whisker(axes: Axes, at: float, bar: Bar, limit: float) -> None:
-    """The spread, and in words what does not fit and how much is exposed."""
-    words, several, step = [], bar.breakdown.launches > 1, bar.breakdown.step_ms
-    start, cut = max(0.0, bar.end - (step.median - step.least)), bar.most > limit * (1 + 1e-9)
+def _whisker(axes: Axes, own: Breakdown, at: float, end: float, most: float, limit: float) -> None:
+    """The spread of a bar that goes to `end`, least to greatest, and in words what does not fit and how much
+    is exposed."""
+    words, several, step = [], own.launches > 1, own.step_ms
+    start, cut = max(0.0, end - (step.median - step.least)), most > limit * (1 + 1e-9)
     if several and start < limit:
-        axes.hlines(at, start, min(bar.most, limit), color="black", linewidth=1)
-        caps = [start] if cut else [start, bar.most]  # one that is cut goes on
+        axes.hlines(at, start, min(most, limit), color="black", linewidth=1)
+        caps = [start] if cut else [start, most]  # one that is cut goes on
         axes.plot(caps, [at] * len(caps), "|", color="black", markersize=5)
     if cut:
-        lengths = [bar.end, bar.most] if bar.end > limit and bar.most > bar.end else [bar.most]
+        lengths = [end, most] if end > limit and most > end else [most]
         words.append(f"→ {' to '.join(map(digits, lengths))} ms")
-    share = bar.breakdown.exposed_share
-    if bar.breakdown.exposed_ms.most > 0:
+    if own.exposed_ms.most > 0:
+        share = own.exposed_share
         words.append(f"{share_with_extremes(share) if several else percent(share.median)} exposed")
-    place = min(bar.most, limit) + 0.01 * limit
+    place = min(most, limit) + 0.01 * limit
     axes.text(place, at, "; ".join(words), va="center", fontsize=8, color="#A04000")

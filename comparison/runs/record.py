@@ -164,7 +164,9 @@ def _failure(
         missing = [name for name in Interval._fields if name not in line]
         if missing:
             return f"{METRICS} has no {missing[0]} at step {line['step']}", False
-        for name in ("mlm_loss", "nsp_loss", "step_s", *RATES):
+        # Single sentences (--single_sentences) have no next one.
+        losses = ("mlm_loss", "nsp_loss")[: 1 if line.get("nsp_acc", "") is None else 2]
+        for name in (*losses, "step_s", *RATES):
             finite = isinstance(line[name], (int, float)) and math.isfinite(line[name])
             if name != "step_s" and not finite:
                 skipped = f"; {line['skipped_steps']} steps were skipped" if line["skipped_steps"] else ""

@@ -6,6 +6,7 @@ report.md has the summary first, then tables, plots, the rule of verdicts, and w
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from base.tables import Table
@@ -33,8 +34,8 @@ def report_of(
     Args:
         facts: JSON-able. machine (of `base.machine.describe`), versions, options, model, vocab_size,
             max_seq_length, use_avg_len, accumulate, num_steps, warmup_steps, log_interval, confidence,
-            price_per_hour (or None), gpus_per_instance (or None), command; optionally titles (backend ->
-            name, for backends that are not in `comparison.backends`).
+            price_per_hour (or None), gpus_per_instance (or None), command; optionally hosts (lines of a host
+            file) and titles (backend -> name, for backends that are not in `comparison.backends`).
         records: of the launches so far; settings may have none.
         planned: the settings in the order of the tables.
         repeats: timed launches planned for each.
@@ -97,11 +98,8 @@ def summary(results: Results) -> list[str]:
     by_names: dict[tuple[str, str], list[Pair]] = {}
     for each in results.pairs:
         by_names.setdefault((each.first, each.second), []).append(each)
-    sentences = (
-        []
-        if by_names
-        else ["No two backends have figures for the same setting: there is nothing to compare."]
-    )
+    nothing = "No two backends have figures for the same setting: there is nothing to compare."
+    sentences = [] if by_names else [nothing]
     undecided: dict[str, list[str]] = {EQUAL: [], NOT_SHOWN: [], TOO_FEW: []}
     for (first, second), members in by_names.items():
         kinds = {each.verdict for each in members}
@@ -110,12 +108,9 @@ def summary(results: Results) -> list[str]:
         else:
             kind = next((each for each in (NOT_SHOWN, EQUAL) if each in kinds), TOO_FEW)
             undecided[kind].append(f"{results.title(first)} and {results.title(second)}")
-    words = {
-        EQUAL: EQUAL.capitalize(),
-        NOT_SHOWN: "No difference shown",
-        TOO_FEW: "Too few repeats for a verdict",
-    }
-    sentences += [f"{words[kind]}: {'; '.join(names)}." for kind, names in undecided.items() if names]
+    for kind, names in undecided.items():
+        words = kind.capitalize() + (" for a verdict" if kind == TOO_FEW else "")
+        sentences += [f"{words}: {'; '.join(names)}."] if names else []
     return [*sentences, *_troubles(results)]
 
 
@@ -128,19 +123,16 @@ def _decided(first: str, second: str, members: Sequence[Pair], results: Results)
             continue
         times = sorted(max(each.ratio, 1 / each.ratio) for each in won)
         factor = " to ".join(dict.fromkeys(f"{each:.2f}" for each in (times[0], times[-1])))
-        groups = [each.group for each in won]
         if len(won) == len(members):
             where = "in the only setting compared" if len(won) == 1 else f"in all {len(won)} settings"
         elif len(won) <= _FEW:
-            where = "with " + " and with ".join(map(results.words, groups))
+            where = "with " + " and with ".join(results.words(each.group) for each in won)
         else:
-            counts = []
-            for workers in sorted({each.workers for each in groups}):
-                here, hits = (
-                    sum(each.workers == workers for each in some)
-                    for some in ([each.group for each in members], groups)
-                )
-                counts.append(f"{hits} of {here} with {workers} worker{'s' if workers > 1 else ''}")
+            here, hits = (Counter(each.group.workers for each in some) for some in (members, won))
+            counts = [
+                f"{hits[workers]} of {here[workers]} with {workers} worker{'s' if workers > 1 else ''}"
+                for workers in sorted(hits)
+            ]
             where = f"in {len(won)} of {len(members)} settings ({', '.join(counts)})"
         names = f"{results.title(winner)} is faster than {results.title(loser)}"
         parts.append(f"{names} {where}, {factor} times as fast")
@@ -188,13 +180,12 @@ def _document(
 ) -> list[Part]:
     """The whole text. `first`: its first sentences; `drawn`: the plots, which lie beside it."""
     facts = results.facts
-    usual = [section(results) for section in sections.USUAL]
     greatest = []
     for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
-        values = {group: each[kind] for group, each in results.greatest_difference.items()}
-        worst = max(values, key=lambda group: values[group])
-        where = f"{values[worst]:.2g} ({results.words(worst)})" if values[worst] else "none"
-        greatest.append(f"of {kind}: {where}")
+        value, worst = max(
+            ((each[kind], group) for group, each in results.greatest_difference.items()), key=lambda it: it[0]
+        )
+        greatest.append(f"of {kind}: {f'{value:.2g} ({results.words(worst)})' if value else 'none'}")
     agreeing = f"Greatest relative difference of backends that agree, {'; '.join(greatest)}."
     average = " with --use_avg_len" if facts["use_avg_len"] else ""
     return [
@@ -205,7 +196,7 @@ def _document(
         "## Plots" if drawn else "",
         *(f"![{_PLOTS[name][0]}]({name})" for name in drawn),
         "## The same as others print it",
-        *marked(usual, facts["busy"]),
+        *marked([section(results) for section in sections.USUAL], facts["busy"]),
         "## How verdicts are reached",
         compared([each.setting for each in results.results], facts),
         agreeing if greatest else "",

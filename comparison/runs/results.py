@@ -12,7 +12,7 @@ import lamb_paper
 from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
-from comparison.backends import RINGS
+from comparison.backends import RINGS, Cluster
 from comparison.report import title_of
 from comparison.runs import agreement
 from comparison.runs.record import PROFILED, RATES, TIMED, Record
@@ -50,18 +50,18 @@ class Traffic(NamedTuple):
     servers: float | None
 
 
-def traffic(backend: str, workers: int, handed: int) -> Traffic:
+def traffic(backend: str, workers: int, handed: int, local: int = 1) -> Traffic:
     """Bytes by the algorithm.
 
     An all-reduce in a ring sends each of n workers' S bytes in n parts round twice, less one stop each time:
     2 (n - 1) / n x S from every worker (P. Patarasuk and X. Yuan, 2009), which is also the least that any
     all-reduce can do. With parameter servers a worker pushes S and pulls S, so it sends S and receives S; the
     servers together receive n S and send n S. A single worker sends nothing: BytePS starts no server for it.
-    Ranks of one BytePS worker add up in the host's memory, which is no link.
+    The `local` ranks of one BytePS worker add up in the host's memory, which is no link.
     """
     if backend in RINGS:
         return Traffic(handed, 2 * (workers - 1) / workers * handed, None)
-    if backend == "byteps":
+    if backend == "byteps" and local == 1:
         return Traffic(handed, handed, workers * handed) if workers > 1 else Traffic(handed, 0, 0)
     return Traffic(handed, None, None)
 
@@ -86,10 +86,6 @@ class Finish(NamedTuple):
     cost: float | None
     reason: str = ""
     seconds: float = 0
-
-    @property
-    def num_steps(self) -> int:
-        return sum(each.num_steps for each in self.stages)
 
     @property
     def estimated(self) -> bool:
@@ -127,14 +123,11 @@ def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any
 
     stages = []
     for stage in plan.stages:
-        measured = stage.max_seq_length == facts["max_seq_length"]
-        factor = 1.0 if measured else token_flops(length) / token_flops(stage.max_seq_length)
-        seconds = stage.tokens_seen / (rate * factor)
-        stages.append(
-            StageTime(
-                stage.stage, stage.max_seq_length, stage.num_steps, rate * factor, seconds, not measured
-            )
-        )
+        measured, own_rate = stage.max_seq_length == facts["max_seq_length"], rate
+        if not measured:
+            own_rate *= token_flops(length) / token_flops(stage.max_seq_length)
+        seconds, steps = stage.tokens_seen / own_rate, stage.num_steps
+        stages.append(StageTime(stage.stage, stage.max_seq_length, steps, own_rate, seconds, not measured))
     price, seconds = facts.get("price_per_hour"), sum(each.seconds for each in stages)
     cost = None if price is None else seconds / 3600 * price * instances
     return Finish(tuple(stages), instances, cost, seconds=seconds)
@@ -189,15 +182,14 @@ def figures_of(
     }
     spreads = {name: spread(values) for name, values in medians.items()}
     roles = dict.fromkeys(role for each in launches for role in each.peak_bytes)
-    good = [each for each in profiles if each.breakdown and not each.failure]
+    broken_down = [each.breakdown for each in profiles if each.breakdown]
     breakdown = None
-    if good:
-        broken_down: list[Mapping[str, Any]] = [each.breakdown for each in good if each.breakdown]
+    if broken_down:
         exposed = [each["parts"][EXPOSED]["ms"] for each in broken_down]
         hidden = [each["hidden_ms"][EXPOSED] for each in broken_down]
         steps = [each["step_ms"] for each in broken_down]
         breakdown = Breakdown(
-            launches=len(good),
+            launches=len(broken_down),
             step_ms=spread(steps),
             exposed_ms=spread(exposed),
             hidden_ms=spread(hidden),
@@ -205,7 +197,11 @@ def figures_of(
             exposed_share=spread([part / step if step else 0.0 for part, step in zip(exposed, steps)]),
             parts={part: spread([each["parts"][part]["ms"] for each in broken_down]) for part in PARTS},
         )
-    handed = next((each.exchanged_bytes for each in good if each.exchanged_bytes), None)
+    handed = next(
+        (each.exchanged_bytes for each in profiles if each.breakdown and each.exchanged_bytes), None
+    )
+    hosts = facts.get("hosts")
+    local = Cluster(hosts).first(setting.workers)[0][1] if hosts else 1
     # Tokens of all sequences with padding, by sequences; rates times the same seconds are counts.
     intervals = [each for launch in launches for each in launch.intervals]
     tokens = sum(each.padded_tokens_per_s * each.step_s for each in intervals)
@@ -218,7 +214,7 @@ def figures_of(
         start_up_s=spread([each.start_up_s or 0.0 for each in launches]),
         peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
         breakdown=breakdown,
-        traffic=traffic(setting.backend, setting.workers, handed) if handed else None,
+        traffic=traffic(setting.backend, setting.workers, handed, local) if handed else None,
         scaling=None,
         finish=finish(setting, spreads["padded_tokens_per_s"].median, length, facts),
         **spreads,
@@ -277,12 +273,6 @@ class Results:
     def of(self, setting: Setting) -> Result:
         return next(each for each in self.results if each.setting == setting)
 
-    def groups(self) -> dict[Group, list[Result]]:
-        groups: dict[Group, list[Result]] = {}
-        for each in self.results:
-            groups.setdefault(each.setting.group, []).append(each)
-        return groups
-
 
 def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequence[Setting]) -> Results:
     """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.report_of`. `records`: those of
@@ -292,39 +282,36 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
         for kind in (TIMED, PROFILED)
     )
     found: dict[Setting, Result] = {}
-    figures: dict[Setting, Figures] = {}
     samples: dict[Group, dict[str, Mapping[int, float]]] = {}
     curves, differences = {}, {}
-    wrong = (agreement.WRONG, agreement.UNDECIDED)
     for group in dict.fromkeys(setting.group for setting in planned):
         ran: dict[str, list[Record]] = {}
         for setting in (each for each in planned if each.group == group):
             launches = timed[setting]
             kind, reason = _ending(launches, profiled[setting])
-            found[setting] = Result(
-                setting, kind, reason, len(launches), command=launches[0].command if launches else ()
-            )
+            command = launches[0].command if launches else ()
+            found[setting] = Result(setting, kind, reason, len(launches), command=command)
             if kind == OK:
                 ran[setting.backend] = launches
         judged = agreement.judge(ran, group, facts)
         for backend, (kind, reason, differs) in judged.items():
             setting, launches = Setting(backend, *group), ran[backend]
-            curves[setting] = agreement.curve_of(launches[0])
-            if kind in wrong:
+            profiles, curves[setting] = profiled[setting], agreement.curve_of(launches[0])
+            if kind in (agreement.WRONG, agreement.UNDECIDED):
                 found[setting] = replace(found[setting], kind=kind, reason=reason, differs=differs)
                 continue
-            notes: tuple[str, ...] = ()
-            number, broken = len(profiled[setting]), _broken(profiled[setting])
-            if broken:
-                which = f"{len(broken)} of {number} profiled launches"
-                notes = (f"{which if number > 1 else 'the profiled launch'} gave no breakdown: {broken[0]}",)
+            broken, which = _broken(profiles), "the profiled launch"
+            if len(profiles) > 1:
+                which = f"{len(broken)} of {len(profiles)} profiled launches"
+            notes = (f"{which} gave no breakdown: {broken[0]}",) if broken else ()
+            own = figures_of(setting, launches, profiles, facts)
+            samples.setdefault(group, {})[backend] = own.samples
             confirmed = kind == agreement.CONFIRMED
-            found[setting] = replace(found[setting], confirmed=confirmed, notes=notes)
-            figures[setting] = figures_of(setting, launches, profiled[setting], facts)
-            samples.setdefault(group, {})[backend] = figures[setting].samples
+            found[setting] = replace(found[setting], confirmed=confirmed, notes=notes, figures=own)
         agreeing = [launches[0] for name, launches in ran.items() if judged[name].kind == agreement.CONFIRMED]
         if len(agreeing) > 1:
             differences[group] = agreement.greatest_difference(agreeing)
+    figures = {setting: each.figures for setting, each in found.items() if each.figures}
     for setting, own in figures.items():
         alone = figures.get(setting._replace(workers=1))
         common = sorted(own.samples.keys() & alone.samples.keys()) if alone else []
@@ -332,7 +319,7 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
             ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
             growth = spread([each / setting.workers for each in ratios])
             own = replace(own, scaling=Scaling(spread(ratios), growth, growth.median))
-        found[setting] = replace(found[setting], figures=own)
+            found[setting] = replace(found[setting], figures=own)
     results = [found[setting] for setting in planned]
     return Results(results, compare(samples, facts["confidence"]), facts, curves, differences)
 
@@ -357,8 +344,5 @@ def _ending(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[str
 
 def _broken(profiles: Sequence[Record]) -> list[str]:
     """Of the profiled launches without a breakdown, why."""
-    return [
-        " ".join((each.failure or "it left no breakdown").split())
-        for each in profiles
-        if each.failure or not each.breakdown
-    ]
+    reasons = [each.failure or "it left no breakdown" for each in profiles if not each.breakdown]
+    return [" ".join(each.split()) for each in reasons]

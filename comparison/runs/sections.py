@@ -22,7 +22,7 @@ from comparison.runs.results import (
     Results,
     StageTime,
 )
-from comparison.settings import Setting
+from comparison.settings import Group, Setting
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 _LEAST_MS = 0.0005  # of communication: less is none
@@ -217,7 +217,8 @@ def _planned(cell: Callable[[Finish], str]) -> Callable[[Figures], str]:
     return lambda own: cell(own.finish) if own.finish.stages else EMPTY
 
 
-_STEPS, _BOTH = _planned(lambda plan: f"{plan.num_steps:,}"), _planned(_time)
+_STEPS = _planned(lambda plan: f"{sum(stage.num_steps for stage in plan.stages):,}")
+_BOTH = _planned(_time)
 
 
 def throughput(results: Results) -> Table:
@@ -225,13 +226,14 @@ def throughput(results: Results) -> Table:
     backends = list(dict.fromkeys(each.setting.backend for each in results.results))
     head = ["GPUs", "precision", f"batch size ({results.unit})"]
     head += [results.title(each) for each in backends]
-    rows = []
-    for group, members in sorted(results.groups().items(), key=lambda item: item[0].workers):
-        rates = dict.fromkeys(backends, EMPTY)
-        for each in members:
-            own = each.figures
-            rates[each.setting.backend] = digits(own.sequences_per_s.median) if own else short_reason(each)
-        rows.append(Row([str(group.workers), group.dtype, f"{group.batch_size:,}", *rates.values()]))
+    rates: dict[Group, dict[str, str]] = {}
+    for each in sorted(results.results, key=lambda each: each.setting.workers):
+        cells, own = rates.setdefault(each.setting.group, dict.fromkeys(backends, EMPTY)), each.figures
+        cells[each.setting.backend] = digits(own.sequences_per_s.median) if own else short_reason(each)
+    rows = [
+        Row([str(group.workers), group.dtype, f"{group.batch_size:,}", *cells.values()])
+        for group, cells in rates.items()
+    ]
     notes = ["Sequences/s of all workers together; a GPU is a worker here. The batch size is a worker's."]
     return Table("n GPUs × precision × batch size, examples/s", head, rows, 3, notes)
 
@@ -270,21 +272,15 @@ def expansion(results: Results) -> Table:
         return [*rest, workers]
 
     # dtypes, batch sizes and backends as they were given; a backend's numbers of workers side by side.
-    places = [
-        list(dict.fromkeys(getattr(each.setting, name) for each in results.results))
-        for name in ("dtype", "batch_size", "backend")
-    ]
-
-    def place(each: Result) -> tuple[int, ...]:
-        backend, workers, *others = each.setting
-        return (*(known.index(value) for known, value in zip(places, (*others, backend))), workers)
-
+    alike: dict[Setting, list[Result]] = {}
+    for each in sorted(results.results, key=lambda each: each.setting.workers):
+        alike.setdefault(each.setting._replace(workers=0), []).append(each)
     notes = [
         "A node is a worker here. Speed-up: tokens/s against one node, of the same backend, precision and"
         " batch size. Expansion: speed-up ÷ nodes, the scaling efficiency relative to one node, 1 where"
         " nothing is lost. Medians of the ratios within a repeat."
     ]
-    rows = _rows(sorted(results.results, key=place), names, columns)
+    rows = _rows([each for members in alike.values() for each in members], names, columns)
     return Table("Nodes, time per step, expansion, speed-up", [*head, *columns], rows, 3, notes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import filecmp
 import itertools
 import json
 import math
@@ -19,8 +20,8 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Seque
 
 import numpy as np
 
+from base.command_line import LARGEST
 from base.errors import InputError
-from base.files import sha256_of
 from data.text.lines import open_text
 
 TSV, CSV, JSON_LINES = "TSV", "CSV", "JSON lines"
@@ -63,7 +64,6 @@ class Table:
         self.path, self._flag = path, flag
         self.kind = kind_of(path, flag)
         self._lines = self._read()
-        self._first: Line | None = None
         try:
             begun = next(self._lines, None)
         except InputError as error:
@@ -79,11 +79,11 @@ class Table:
             if len(set(self.columns)) < len(self.columns):
                 twice = next(name for name in self.columns if self.columns.count(name) > 1)
                 raise InputError(f"{flag}: {path} has the column {twice!r} twice; rename one of them")
-        else:
-            self._first = begun
-            if self.kind != JSON_LINES:
-                numbers = tuple(str(number + 1) for number in range(len(begun.cells)))
-                self.columns = numbers if header is False else tuple(header)  # type: ignore[arg-type]
+            return
+        self._lines = itertools.chain([begun], self._lines)
+        if self.kind != JSON_LINES:
+            numbers = tuple(str(number + 1) for number in range(len(begun.cells)))
+            self.columns = numbers if isinstance(header, bool) else tuple(header)
 
     def place(self, number: int) -> str:
         """The flag, the file and a line of it, for messages."""
@@ -91,8 +91,7 @@ class Table:
 
     def lines(self) -> Iterator[Line]:
         """The lines after the header. Empty ones at the file's end are left out."""
-        first = [] if self._first is None else [self._first]
-        for line in itertools.chain(first, self._lines):
+        for line in self._lines:
             if not line.problem and len(line.cells) != len(self.columns):
                 found = f"{len(line.cells)} column{'s' * (len(line.cells) != 1)}, not {len(self.columns)}"
                 line = line._replace(problem=found)
@@ -132,12 +131,13 @@ class Table:
 
     def _read(self) -> Iterator[Line]:
         with open_text(self.path) as handle:
+            lines = self._text(enumerate(handle, start=1))
             if self.kind == CSV:
-                yield from _csv_rows(self._text(enumerate(handle, start=1)))
+                yield from _csv_rows(lines)
                 return
             keys: tuple[str, ...] = ()
             empty: list[int] = []
-            for number, text in self._text(enumerate(handle, start=1)):
+            for number, text in lines:
                 text = text.rstrip("\r\n") if text.endswith("\r\n") else text.rstrip("\n")
                 if not text.strip(" ") and "\t" not in text:
                     empty.append(number)
@@ -182,16 +182,11 @@ def _csv_rows(lines: Iterator[tuple[int, str]]) -> Iterator[Line]:
     before = csv.field_size_limit(_LONGEST_CELL)
     try:
         reader = csv.reader((text for _, text in lines), strict=True)
-        while True:
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                yield Line(reader.line_num, [], f"bad CSV: {error}")
-                return
-            if row is None:
-                return
+        for row in reader:
             if row:
                 yield Line(reader.line_num, row)
+    except csv.Error as error:
+        yield Line(reader.line_num, [], f"bad CSV: {error}")
     finally:
         csv.field_size_limit(before)
 
@@ -297,7 +292,7 @@ def class_labels(rows: Sequence[Row], labels: Sequence[str]) -> np.ndarray:
     return values
 
 
-def number_labels(rows: Sequence[Row], least: float = -math.inf, most: float = math.inf) -> np.ndarray:
+def number_labels(rows: Sequence[Row], least: float = -LARGEST, most: float = LARGEST) -> np.ndarray:
     """Each row's label as a number, float32 (N,). Raises InputError where one is no finite number, or not
     from `least` to `most`."""
     values = np.empty(len(rows), dtype=np.float32)
@@ -326,9 +321,7 @@ def check_files_differ(files: Mapping[str, str]) -> None:
     """Raises InputError when two of the files, by what names them (a flag), have the same content."""
     for (first, one), (second, other) in itertools.combinations(files.items(), 2):
         try:
-            same = os.path.samefile(one, other) or (
-                os.path.getsize(one) == os.path.getsize(other) and sha256_of(one) == sha256_of(other)
-            )
+            same = filecmp.cmp(one, other, shallow=False)
         except OSError as error:
             raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
         if same:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Sequence
 
 import numpy as np
@@ -10,8 +10,7 @@ import numpy as np
 from base.errors import InputError
 from base.workers import in_order
 from data.classification.examples import Examples
-from data.finetuning.batching import ragged_places
-from data.pretraining.pairs import truncated_pairs
+from data.pretraining.pairs import joined, truncated_pairs
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
 
@@ -36,46 +35,37 @@ class Features:
     """The tokens of N examples, [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
     Attributes:
-        tokens: int32 (T,), with the special tokens; example i has tokens[bounds[i] : bounds[i + 1]].
-        bounds: int64 (N + 1,).
-        first: int32 (N,), tokens of segment 0: [CLS] A [SEP].
+        ids: int32, tokens of all texts one after the other.
+        starts, kept: int64 (1, N), or (2, N) for pairs; text k of example i has the kept[k, i] tokens from
+            starts[k, i] on.
         labels: int32 or float32 (N,); None for a file without labels.
-        pad_id: of the token that fills short rows.
+        vocabulary: of the special tokens.
         truncated: examples that lost tokens.
     """
 
-    tokens: np.ndarray
-    bounds: np.ndarray
-    first: np.ndarray
+    ids: np.ndarray
+    starts: np.ndarray
+    kept: np.ndarray
     labels: np.ndarray | None
-    pad_id: int
+    vocabulary: Vocabulary
     truncated: int
 
     def __len__(self) -> int:
-        return len(self.first)
+        return self.kept.shape[1]
 
+    @property
     def lengths(self) -> np.ndarray:
         """Tokens of each example, int32 (N,)."""
-        return np.diff(self.bounds).astype(np.int32)
+        return (self.kept.sum(axis=0) + len(self.kept) + 1).astype(np.int32)
 
     def collate(self, examples: np.ndarray, padded_length: int) -> Batch:
-        """The examples with these numbers, int64 (B,), padded to a length no less than any of theirs
-        (ValueError)."""
-        starts = self.bounds[examples]
-        valid = self.bounds[examples + 1] - starts
-        place = np.arange(padded_length)
-        inside = place < valid[:, None]
-        input_ids = np.full(inside.shape, self.pad_id, dtype=np.int32)
-        input_ids[inside] = self.tokens[ragged_places(starts, valid)]
-        segments = (place >= self.first[examples][:, None]) & inside
+        """The examples with these numbers, int64 (B,), padded to a length no less than any of theirs."""
+        starts, own = self.starts[:, examples], replace(self, kept=self.kept[:, examples])
+        lengths = own.lengths
+        a = starts[0], own.kept[0]
+        input_ids, segments = joined(self.ids, a, starts[-1], lengths, padded_length, self.vocabulary)
         labels = np.zeros(len(examples), np.int32) if self.labels is None else self.labels[examples]
-        return Batch(
-            input_ids,
-            segments.astype(np.int32),
-            valid.astype(np.int32),
-            labels,
-            np.asarray(examples, dtype=np.int64),
-        )
+        return Batch(input_ids, segments, lengths, labels, np.asarray(examples, dtype=np.int64))
 
 
 def featurize(
@@ -111,27 +101,8 @@ def featurize(
     else:
         kept = np.stack(truncated_pairs(lengths[:count], lengths[count:], max_length - 3))
     losers = int((kept.sum(axis=0) < lengths.reshape(len(kept), count).sum(axis=0)).sum())
-    tokens, bounds = _assemble(ids, starts.reshape(len(kept), count), kept, settings.vocabulary)
-    first = (kept[0] + 2).astype(np.int32)
-    return Features(tokens, bounds, first, examples.labels, settings.vocabulary.pad_id, losers)
-
-
-def _assemble(
-    ids: np.ndarray, starts: np.ndarray, kept: np.ndarray, vocab: Vocabulary
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of all examples with the special ones, int32 (T,), and their bounds, int64 (N + 1,).
-
-    `starts` in `ids` and `kept` lengths of the texts: int64 (1, N), or (2, N) for pairs.
-    """
-    bounds = np.concatenate([[0], np.cumsum(kept.sum(axis=0) + len(kept) + 1)])
-    tokens = np.empty(int(bounds[-1]), dtype=np.int32)
-    tokens[bounds[:-1]] = vocab.cls_id
-    place = bounds[:-1] + 1
-    for text_starts, lengths in zip(starts, kept):
-        tokens[ragged_places(place, lengths)] = ids[ragged_places(text_starts, lengths)]
-        tokens[place + lengths] = vocab.sep_id
-        place = place + lengths + 1
-    return tokens, bounds
+    starts = starts.reshape(len(kept), count)
+    return Features(ids, starts, kept, examples.labels, settings.vocabulary, losers)
 
 
 class _Job(NamedTuple):

@@ -48,14 +48,6 @@ class Columns:
         return bool(self.texts) and all(name.isdecimal() for name in (*self.texts, self.label) if name)
 
 
-class OwnFiles(NamedTuple):
-    """Files by their flags; "" for those that are not given."""
-
-    train: str
-    dev: str = ""
-    test: str = ""
-
-
 class OwnData(NamedTuple):
     """Examples of one's own files; `labels` are none for regression. Test files need no labels."""
 
@@ -82,12 +74,14 @@ def parse_columns(texts: str | None, label: str | None) -> Columns:
 
 
 def read_own(
-    files: OwnFiles,
+    train: str,
+    dev: str = "",
+    test: str = "",
     columns: Columns = Columns(),
     labels: Sequence[str] = (),
     regression: bool = False,
 ) -> OwnData:
-    """All examples of one's own files.
+    """All examples of one's own files; "" for one that is not given.
 
     `labels` are the classes in their order; without them they are those of the training file, sorted.
 
@@ -100,9 +94,9 @@ def read_own(
         raise InputError("--labels: a regression has none; leave out --labels or --regression")
     if len(set(labels)) < len(labels) or len(labels) == 1:
         raise InputError(f"--labels {','.join(labels)}: two different labels at least, each once")
-    given = {TRAIN: files.train, DEV: files.dev, TEST: files.test}
-    check_files_differ({flag: path for flag, path in given.items() if path})
-    read = {flag: _read(path, flag, columns) for flag, path in given.items() if path}
+    given = {flag: path for flag, path in ((TRAIN, train), (DEV, dev), (TEST, test)) if path}
+    check_files_differ(given)
+    read = {flag: _read(path, flag, columns) for flag, path in given.items()}
     texts = {flag: number for flag, (_, number, _) in read.items()}
     if len(set(texts.values())) > 1:
         raise InputError(

@@ -112,7 +112,7 @@ class TrainingOrder:
         # Stable: examples of one length stay in the order in which they were drawn.
         by_length = examples[np.argsort(-self.lengths[examples], kind="stable")]
         for part in np.array_split(by_length, self.accumulate):
-            padded = padded_length(int(self.lengths[part[0]]), self.bounds)
+            padded = self.bounds[int(np.searchsorted(self.bounds, self.lengths[part[0]]))]
             parts.append(Rows(part[dealt(len(part), self._rank, self._world_size)], padded))
         return parts
 
@@ -167,24 +167,16 @@ class EvaluationOrder:
         lengths = _checked(lengths, grouping.max_length)
         self.bounds = bucket_bounds(lengths, grouping.num_buckets, grouping.max_length)
         by_length = np.argsort(-lengths, kind="stable")
-        self._mine = by_length[dealt(len(lengths), rank, world_size)].astype(np.int64)
-        rows = [batch_size] * len(self.bounds)
-        if len(self._mine):
-            self._order = epoch_order(lengths[self._mine], self.bounds, rows, None)
-
-    def __len__(self) -> int:
-        return len(self._order) if len(self._mine) else 0
+        mine = by_length[dealt(len(lengths), rank, world_size)].astype(np.int64)
+        self._batches: list[Rows] = []
+        if len(mine):
+            order = epoch_order(lengths[mine], self.bounds, [batch_size] * len(self.bounds), None)
+            blocks = (order.block(place) for place in reversed(range(len(order))))
+            self._batches = [Rows(mine[samples], padded) for samples, padded in blocks]
 
     def batches(self) -> list[Rows]:
         """This rank's batches, longest first: memory that does not suffice shows at once."""
-        places = reversed(range(len(self)))
-        blocks = (self._order.block(place) for place in places)
-        return [Rows(self._mine[samples], padded) for samples, padded in blocks]
-
-
-def padded_length(length: int, bounds: tuple[int, ...]) -> int:
-    """The least of the rising `bounds` that is no less than `length`."""
-    return bounds[int(np.searchsorted(bounds, length))]
+        return self._batches
 
 
 def dealt(count: int, rank: int, world_size: int) -> np.ndarray:
@@ -192,13 +184,6 @@ def dealt(count: int, rank: int, world_size: int) -> np.ndarray:
     there = np.arange(rank, count, 2 * world_size, dtype=np.int64)
     back = np.arange(2 * world_size - 1 - rank, count, 2 * world_size, dtype=np.int64)
     return np.sort(np.concatenate((there, back)))
-
-
-def ragged_places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Places of rows in an array that has them one after the other: starts[0], starts[0] + 1, ... `counts[0]`
-    numbers, then those of the next row; int64."""
-    ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
 
 
 def _checked(lengths: np.ndarray, max_length: int) -> np.ndarray:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import Callable, Iterator, NamedTuple
+from contextlib import ExitStack
+from typing import Iterator, NamedTuple
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
 from base.files import replacing
-from data.formats import framing, hdf5, npz, record_files
-from data.formats.records import Damage, FileFacts, PretrainingArrays, checked
+from data.formats import hdf5, npz, record_files
+from data.formats.records import (
+    BLOCK_INSTANCES,
+    LostRows,
+    PretrainingArrays,
+    RawBlock,
+    Report,
+    checked,
+)
 from data.options import MAX_POSITIONS
 
 FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
@@ -53,7 +62,7 @@ def identify(path: str) -> Kind:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if not start:
         raise InputError(f"{path} is empty")
-    if framing.is_tfrecord_header(start):  # first: a length may begin with any other format's bytes
+    if record_files.is_tfrecord_header(start):  # first: a length may begin with any other format's bytes
         return Kind("tfrecord", False)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return Kind("npz", False)
@@ -63,7 +72,7 @@ def identify(path: str) -> Kind:
         return Kind("ofrecord", False)
     inner = _unpacked_start(start)
     if inner is not None:
-        if framing.is_tfrecord_header(inner):
+        if record_files.is_tfrecord_header(inner):
             return Kind("tfrecord", True)
         if _is_ofrecord(path, packed=True):
             return Kind("ofrecord", True)
@@ -92,8 +101,8 @@ def _unpacked_start(start: bytes) -> bytes | None:
 
 def _is_ofrecord(path: str, packed: bool) -> bool:
     """True if there is a first record that parses and has at least one field of BERT's."""
-    with framing.open_stream(path, packed) as stream:
-        frame = next(framing.frames(stream, checksums=False), None)
+    with record_files.open_stream(path, packed) as stream:
+        frame = next(record_files.frames(stream, checksums=False), None)
     if frame is None or frame.error:
         return False
     try:
@@ -113,15 +122,34 @@ def _is_text(start: bytes) -> bool:
     return all(character.isprintable() or character in "\t\n\r\f" for character in text)
 
 
-def peek(path: str) -> FileFacts:
-    """Widths of a row, from headers or the first record alone.
+def peek(path: str) -> tuple[int, int]:
+    """Tokens and masked positions of a row, padding included, from headers or the first record alone.
 
     Raises InputError for a file of no known format, or damaged there.
     """
     kind = identify(path)
-    if kind.format in _OF_COLUMNS:
-        return _OF_COLUMNS[kind.format].peek(path)
-    return record_files.peek(path, kind.format, kind.packed)
+    if kind.format not in _OF_COLUMNS:
+        return record_files.peek(path, *kind)
+    with ExitStack() as stack:
+        _, (_, width, predictions) = _OF_COLUMNS[kind.format].open_columns(path, stack)
+    return width, predictions
+
+
+def _blocks(path: str, report: Report) -> Iterator[RawBlock]:
+    kind = identify(path)
+    if kind.format not in _OF_COLUMNS:
+        yield from record_files.blocks(path, *kind, report)
+        return
+    with ExitStack() as stack:
+        columns, (count, _, _) = _OF_COLUMNS[kind.format].open_columns(path, stack)
+        for first in range(0, count, BLOCK_INSTANCES):
+            stop = min(first + BLOCK_INSTANCES, count)
+            try:
+                block = {name: read(first, stop) for name, read in columns.items()}
+            except LostRows as error:
+                report(f"{path}: instances {first} to {stop - 1}: {error}", stop - first)
+            else:
+                yield RawBlock(np.arange(first, stop), block)
 
 
 def check_limits(
@@ -146,9 +174,7 @@ def check_limits(
         )
 
 
-def read_instances(
-    path: str, vocab_size: int, on_bad: Callable[[str, int], None] | None = None
-) -> Iterator[PretrainingArrays]:
+def read_instances(path: str, vocab_size: int, on_bad: Report | None = None) -> Iterator[PretrainingArrays]:
     """The file's instances in its order, checked, in blocks of 1 to BLOCK_INSTANCES.
 
     A block is as wide as the file's rows (TFRecord and OFRecord: as the block's widest record). Memory does
@@ -165,16 +191,8 @@ def read_instances(
             raise InputError(message)
         on_bad(message, count)
 
-    kind = identify(path)
-    if kind.format in _OF_COLUMNS:
-        items = _OF_COLUMNS[kind.format].blocks(path)
-    else:
-        items = record_files.blocks(path, kind.format, kind.packed)
-    for item in items:
-        if isinstance(item, Damage):
-            report(f"{path}: {item.message}", item.lost)
-            continue
-        arrays = checked(path, item, vocab_size, report)
+    for block in _blocks(path, report):
+        arrays = checked(path, block, vocab_size, report)
         if len(arrays.valid_lengths):
             yield arrays
 

@@ -11,9 +11,12 @@ The library can also crash on a damaged file: read files of strangers in a proce
 
 from __future__ import annotations
 
+import functools
+import io
+import math
 import os
 from contextlib import ExitStack
-from typing import Iterator
+from typing import Any, Mapping
 
 import h5py
 import numpy as np
@@ -21,10 +24,9 @@ import numpy as np
 from base.errors import InputError
 from data.formats.records import (
     BLOCK_INSTANCES,
-    Damage,
-    FileFacts,
+    LostRows,
     PretrainingArrays,
-    RawBlock,
+    ReadRows,
     check_expansion,
     check_shapes,
     check_type,
@@ -47,36 +49,6 @@ _FILTERS = _COMPRESSORS | {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _WRITTEN_TYPES = {"segment_ids": "i1", "input_mask": "i1", "next_sentence_labels": "i1"}  # as NVIDIA's script
 
 
-def peek(path: str) -> FileFacts:
-    """The facts from the datasets' headers. Raises InputError as `blocks`."""
-    with ExitStack() as stack:
-        _, (_, *widths) = _open_columns(path, stack)
-    return FileFacts(*widths)
-
-
-def blocks(path: str) -> Iterator[RawBlock | Damage]:
-    """The rows of the six datasets, BLOCK_INSTANCES at a time; Damage where a block of rows cannot be read.
-
-    Raises InputError naming the file and the dataset: no HDF5 file, a missing dataset, links and storage
-    outside the file, unusual filters, absurd chunks or sizes, wrong types or shapes.
-    """
-    with ExitStack() as stack:
-        columns, (count, _, _) = _open_columns(path, stack)
-        for first in range(0, count, BLOCK_INSTANCES):
-            rows = min(BLOCK_INSTANCES, count - first)
-            block = {}
-            for name, column in columns.items():
-                try:
-                    block[name] = np.zeros((rows, *column.shape[1:]), column.dtype)
-                    column.read_direct(block[name], np.s_[first : first + rows])
-                except Exception as error:  # h5py turns the library's errors into many kinds
-                    message = f"instances {first} to {first + rows - 1}: {name} cannot be read"
-                    yield Damage(f"{message} ({one_line(error)})", rows)
-                    break
-            else:
-                yield RawBlock(np.arange(first, first + rows), block)
-
-
 def check_expressible(path: str, rows: PretrainingArrays) -> None:
     """Raises InputError for a prediction at position 0 and for a weight other than 0 and 1."""
     first = 0
@@ -92,28 +64,63 @@ def check_expressible(path: str, rows: PretrainingArrays) -> None:
         first += len(positions)
 
 
+class _Sink(io.FileIO):
+    """A file that hides errors from HDF5, which crashes after one. Nothing is written after the first."""
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        left = memoryview(content).cast("B")
+        try:
+            while left and self.error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return len(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return 0
+
+    def check(self) -> None:
+        """Raises the first error."""
+        if self.error is not None:
+            raise self.error
+
+
 def write(path: str, rows: PretrainingArrays, compress: bool = True) -> None:
-    """Write the datasets as NVIDIA's script does, int32 and int8, to `path`, which is overwritten."""
-    with h5py.File(path, "w", locking=False) as file:
-        places = np.arange(rows.input_ids.shape[1])
-        for name in FIELDS:
-            shape = getattr(rows, "input_ids" if name == "input_mask" else name).shape
-            dataset = file.create_dataset(
-                name,
-                shape,
-                dtype=_WRITTEN_TYPES.get(name, "i4"),
-                compression="gzip" if compress else None,
-                chunks=(min(BLOCK_INSTANCES, shape[0]), *shape[1:]) if compress else None,
-                track_times=False,  # the same bytes each time
-            )
-            row = 0
-            for block in in_blocks(getattr(rows, "valid_lengths" if name == "input_mask" else name)):
-                values = places < block[:, None] if name == "input_mask" else block
-                dataset[row : row + len(block)] = values
-                row += len(block)
+    """Write the datasets as NVIDIA's script does, int32 and int8, to `path`, an empty file."""
+    with _Sink(path, "r+") as sink:
+        with h5py.File(sink, "w", locking=False) as file:
+            places = np.arange(rows.input_ids.shape[1])
+            for name in FIELDS:
+                shape = getattr(rows, "input_ids" if name == "input_mask" else name).shape
+                dataset = file.create_dataset(
+                    name,
+                    shape,
+                    dtype=_WRITTEN_TYPES.get(name, "i4"),
+                    compression="gzip" if compress else None,
+                    chunks=(min(BLOCK_INSTANCES, shape[0]), *shape[1:]) if compress else None,
+                    track_times=False,  # the same bytes each time
+                )
+                row = 0
+                for block in in_blocks(getattr(rows, "valid_lengths" if name == "input_mask" else name)):
+                    values = places < block[:, None] if name == "input_mask" else block
+                    dataset[row : row + len(block)] = values
+                    row += len(block)
+                    sink.check()
+        sink.check()
 
 
-def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, h5py.Dataset], tuple[int, int, int]]:
+def open_columns(path: str, stack: ExitStack) -> tuple[Mapping[str, ReadRows], tuple[int, int, int]]:
+    """Readers of the six datasets, as long as the `stack` is open, and `check_shapes` of them.
+
+    Raises InputError naming the file and the dataset: no HDF5 file, a missing dataset, links and storage
+    outside the file, unusual filters, absurd chunks or sizes, wrong types or shapes.
+    """
     name = "the file's header"
     try:
         size = os.stat(path).st_size
@@ -135,7 +142,16 @@ def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, h5py.Dataset],
         raise
     except Exception as error:  # h5py turns the library's errors into many kinds
         raise InputError(f"{path}: {name} is damaged or cannot be read ({one_line(error)})") from error
-    return columns, shape
+    return {name: functools.partial(_read_rows, name, column) for name, column in columns.items()}, shape
+
+
+def _read_rows(name: str, column: h5py.Dataset, first: int, stop: int) -> np.ndarray:
+    try:
+        rows = np.zeros((stop - first, *column.shape[1:]), column.dtype)
+        column.read_direct(rows, np.s_[first:stop])
+    except Exception as error:  # as above
+        raise LostRows(f"{name} cannot be read ({one_line(error)})") from error
+    return rows
 
 
 def _open_column(path: str, name: str, file: h5py.File, stored: int) -> h5py.Dataset:
@@ -163,13 +179,11 @@ def _open_column(path: str, name: str, file: h5py.File, stored: int) -> h5py.Dat
 
 
 def _check_chunks(path: str, name: str, column: h5py.Dataset, stored: int) -> None:
-    size = int(np.prod(column.chunks, dtype=object)) * column.dtype.itemsize
+    size = math.prod(column.chunks) * column.dtype.itemsize
     if size > _CHUNK_LIMIT:
         raise InputError(f"{path}: {name} has chunks of {size} bytes, above {_CHUNK_LIMIT}; make it anew")
     # The library visits every chunk that a read touches: for days, where a damaged header tells of 2**60.
-    number = 1
-    for extent, chunk in zip(column.shape, column.chunks):
-        number *= -(-extent // max(chunk, 1))
+    number = math.prod(-(-extent // max(chunk, 1)) for extent, chunk in zip(column.shape, column.chunks))
     if len(column.chunks) != len(column.shape) or not all(column.chunks) or number * _ENTRY_BYTES > stored:
         raise InputError(f"{path}: {name} is damaged: chunks of {column.chunks} for shape {column.shape}")
     # What was never written reads as zeros, or as whatever was in memory.
@@ -178,4 +192,4 @@ def _check_chunks(path: str, name: str, column: h5py.Dataset, stored: int) -> No
 
 
 def _unpacked_size(column: h5py.Dataset) -> int:
-    return int(np.prod(column.shape, dtype=object)) * column.dtype.itemsize
+    return math.prod(column.shape) * column.dtype.itemsize

@@ -8,20 +8,20 @@ are read here as streams, all seven side by side.
 
 from __future__ import annotations
 
+import functools
 import io
+import math
 import zipfile
 import zlib
 from contextlib import ExitStack
-from typing import IO, Iterator, NamedTuple
+from typing import IO, Mapping, NamedTuple
 
 import numpy as np
 
 from base.errors import InputError
 from data.formats.records import (
-    BLOCK_INSTANCES,
-    FileFacts,
     PretrainingArrays,
-    RawBlock,
+    ReadRows,
     check_expansion,
     check_shapes,
     check_type,
@@ -59,31 +59,6 @@ class BoundedFile(io.FileIO):
         return super().seek(offset, whence)
 
 
-def peek(path: str) -> FileFacts:
-    """The facts from the arrays' headers. Raises InputError as `blocks`."""
-    with ExitStack() as stack:
-        _, (_, *widths) = _open_columns(path, stack)
-    return FileFacts(*widths)
-
-
-def blocks(path: str) -> Iterator[RawBlock]:
-    """The rows of the seven arrays, BLOCK_INSTANCES at a time.
-
-    Raises InputError naming the file and the array: no zip archive, a missing array, object arrays, Fortran
-    order, wrong types or shapes, an array longer or shorter than it says, a wrong checksum. Damage to a
-    compressed array cannot be tied to an instance, so none of it can be skipped.
-    """
-    with ExitStack() as stack:
-        columns, (count, _, _) = _open_columns(path, stack)
-        for first in range(0, count, BLOCK_INSTANCES):
-            rows = min(BLOCK_INSTANCES, count - first)
-            block = {
-                name: _read_rows(path, name, column, rows, last=first + rows == count)
-                for name, column in columns.items()
-            }
-            yield RawBlock(np.arange(first, first + rows), block)
-
-
 def write(handle: IO[bytes], rows: PretrainingArrays, compress: bool = True) -> None:
     """Write padded arrays, int32 and float32 as GluonNLP's, to the seekable `handle`."""
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
@@ -100,7 +75,13 @@ def write(handle: IO[bytes], rows: PretrainingArrays, compress: bool = True) -> 
                     member.write(block.astype(dtype).tobytes())
 
 
-def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, _Column], tuple[int, int, int]]:
+def open_columns(path: str, stack: ExitStack) -> tuple[Mapping[str, ReadRows], tuple[int, int, int]]:
+    """Readers of the seven arrays, as long as the `stack` is open, and `check_shapes` of them.
+
+    Raises InputError naming the file and the array, as reading does: no zip archive, a missing array, object
+    arrays, Fortran order, wrong types or shapes, an array longer or shorter than it says, a wrong checksum.
+    Damage to a compressed array cannot be tied to an instance, so none of it can be skipped.
+    """
     name = "the archive's directory"
     try:
         handle = stack.enter_context(BoundedFile(path))
@@ -123,7 +104,8 @@ def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, _Column], tupl
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except _DAMAGED as error:
         raise InputError(f"{path}: {name} is damaged ({one_line(error)})") from error
-    return columns, check_shapes(path, {name: column.shape for name, column in columns.items()})
+    shape = check_shapes(path, {name: column.shape for name, column in columns.items()})
+    return {name: functools.partial(_read_rows, path, name, each) for name, each in columns.items()}, shape
 
 
 def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype, int]:
@@ -155,19 +137,17 @@ def _open_column(path: str, name: str, stream: IO[bytes], size: int) -> _Column:
     check_type(path, name, dtype)
     if fortran and len(shape) > 1:
         raise InputError(f"{path}: {name} is in Fortran order; save it as numpy.ascontiguousarray makes it")
-    count = 1
-    for extent in shape:
-        count *= extent
-    if any(extent < 0 for extent in shape) or header_size + count * dtype.itemsize != size:
+    if any(extent < 0 for extent in shape) or header_size + math.prod(shape) * dtype.itemsize != size:
         raise InputError(f"{path}: {name} is damaged: its shape {shape} does not fit its {size} bytes")
     return _Column(stream, shape, dtype)
 
 
-def _read_rows(path: str, name: str, column: _Column, rows: int, last: bool) -> np.ndarray:
-    shape = (rows, *column.shape[1:])
-    size = int(np.prod(shape)) * column.dtype.itemsize
+def _read_rows(path: str, name: str, column: _Column, first: int, stop: int) -> np.ndarray:
+    shape = (stop - first, *column.shape[1:])
+    size = math.prod(shape) * column.dtype.itemsize
     try:
         content = column.stream.read(size)
+        last = stop == column.shape[0]
         if len(content) < size or (last and column.stream.read(1)):  # the read past the end checks the CRC
             raise EOFError("it ends too early or too late")
     except OSError as error:

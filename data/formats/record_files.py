@@ -1,81 +1,167 @@
-"""Google's TFRecord and OneFlow's OFRecord files: one protobuf message an instance.
+"""Google's TFRecord and OneFlow's OFRecord files, packed by gzip or zlib or not: one protobuf message an
+instance.
 
 Both have the fields of Google's create_pretraining_data.py. Google pads every instance to max_seq_length and
 max_predictions_per_seq; instances of different lengths in one file are read too.
+
+TFRecord (tensorflow/core/lib/io/record_writer.cc): uint64 length, masked CRC-32C of these 8 bytes, the data,
+masked CRC-32C of the data; little-endian. OFRecord (OneFlow): int64 length, the data; no checksums.
 """
 
 from __future__ import annotations
 
 import gzip
-from contextlib import ExitStack
-from typing import IO, Any, Iterator
+import io
+import struct
+import zlib
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any, Iterator, NamedTuple
 
+import crc32c
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
-from data.formats.framing import framed, frames, open_stream
 from data.formats.records import (
     BLOCK_INSTANCES,
-    Damage,
-    FileFacts,
     PretrainingArrays,
     RawBlock,
+    Report,
+    check_expansion,
     in_blocks,
 )
 from data.options import MAX_POSITIONS
+from data.protobuf import message_types
 
-_LISTS_OF_EXAMPLE = {"bytes_list": (1, "bytes"), "float_list": (2, "float"), "int64_list": (3, "int64")}
-_LISTS_OF_OFRECORD = {
-    "bytes_list": (1, "bytes"),
-    "float_list": (2, "float"),
-    "double_list": (3, "double"),
-    "int32_list": (4, "int32"),
-    "int64_list": (5, "int64"),
-}
+MAX_RECORD = 1 << 20  # bytes; 512 tokens of int64 with everything else take below 8 KiB
+_BUFFER = 1 << 18
+
+
+class Frame(NamedTuple):
+    """One record, or why it, or everything from it on, cannot be read."""
+
+    data: bytes
+    error: str = ""
+
+
+@contextmanager
+def open_stream(path: str, packed: bool) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked if it is packed by gzip or zlib (several gzip members in a row too).
+
+    Memory: two buffers. Reading raises InputError where the file cannot be read or its unpacked size becomes
+    absurd, and zlib.error where the packed bytes are damaged.
+    """
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            unpacked = _Unpacked(path, handle) if packed else handle
+            yield io.BufferedReader(unpacked, _BUFFER)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacks a file, for `open_stream` to buffer."""
+
+    def __init__(self, path: str, handle: io.FileIO) -> None:
+        self._path, self._handle = path, handle
+        self._decompressor = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, by their header
+        self._pending = b""  # packed bytes that wait for room
+        self._packed_size = self._unpacked_size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a part of the buffer at least; 0 at the end."""
+        while True:
+            if not self._pending:
+                self._pending = self._handle.read(_BUFFER)
+                self._packed_size += len(self._pending)
+                if not self._pending:
+                    if not self._decompressor.eof and self._packed_size:
+                        raise zlib.error("it ends in the middle")
+                    return 0
+            if self._decompressor.eof:  # another gzip member follows
+                self._decompressor = zlib.decompressobj(wbits=47)
+            unpacked = self._decompressor.decompress(self._pending, len(buffer))
+            eof = self._decompressor.eof
+            self._pending = self._decompressor.unused_data if eof else self._decompressor.unconsumed_tail
+            self._unpacked_size += len(unpacked)
+            check_expansion(self._path, self._unpacked_size, self._packed_size)
+            if unpacked:
+                buffer[: len(unpacked)] = unpacked
+                return len(unpacked)
+
+
+def masked_crc(data: bytes | memoryview) -> int:
+    """TFRecord's checksum: CRC-32C rotated right by 15 bits plus a constant, modulo 2**32."""
+    crc = crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def is_tfrecord_header(start: bytes) -> bool:
+    """True if the first 12 bytes are a record's length with its checksum."""
+    return len(start) >= 12 and masked_crc(start[:8]) == struct.unpack_from("<I", start, 8)[0]
+
+
+def frames(stream: IO[bytes], checksums: bool) -> Iterator[Frame]:
+    """The records of a TFRecord file, which has checksums, or of an OFRecord file.
+
+    After a damaged or implausible length, or a cut record, there are no more: the error is the last Frame. A
+    wrong checksum of the data is an error of that record alone.
+    """
+    more = 4 if checksums else 0  # bytes of a checksum, after the length and after the data
+    try:
+        while header := stream.read(8 + more):
+            length = int.from_bytes(header[:8], "little", signed=not checksums)
+            fault = ""
+            if len(header) < 8 + more:
+                fault = "the file ends inside its length"
+            elif checksums and not is_tfrecord_header(header):
+                fault = "its length has a wrong checksum, so that and all that follows is lost"
+            elif not (0 if checksums else 1) <= length <= MAX_RECORD:
+                fault = f"its length {length} cannot be, so that and all that follows is lost"
+            else:
+                data = stream.read(length + more)
+                if len(data) < length + more:
+                    fault = "the file ends inside it"
+            if fault:
+                yield Frame(b"", fault)
+                return
+            record, checksum = data[:length], data[length:]
+            good = not checksums or masked_crc(record) == int.from_bytes(checksum, "little")
+            yield Frame(record) if good else Frame(b"", "its checksum is wrong")
+    except zlib.error as error:
+        yield Frame(b"", f"the compressed data are damaged from here on ({error})")
+
+
+def framed(data: bytes, checksums: bool) -> bytes:
+    """`data` as a record of a TFRecord file, which has checksums, or of an OFRecord file."""
+    header = struct.pack("<Q", len(data))
+    if not checksums:
+        return header + data
+    return header + struct.pack("<I", masked_crc(header)) + data + struct.pack("<I", masked_crc(data))
 
 
 def message_type(is_example: bool) -> Any:
     """The message class tf.train.Example, with a map `message.features.feature`, or oneflow.OFRecord, with
     `message.feature`: from names to features, each one list of numbers of some kind.
 
-    The types are described here instead of being generated by protoc, in a pool of their own, so that they
-    cannot clash with TensorFlow's in the same process. Field numbers: tensorflow/core/example/example.proto
-    and feature.proto, oneflow/core/record/record.proto.
+    Field numbers: tensorflow/core/example/example.proto and feature.proto, oneflow/core/record/record.proto.
     """
-    # proto3 packs repeated numbers when it writes, as both projects do; either form is read.
-    file = descriptor_pb2.FileDescriptorProto(name="records.proto", package="records", syntax="proto3")
-    fields = descriptor_pb2.FieldDescriptorProto
-
-    def add(message: Any, name: str, number: int, kind: str, repeated: bool = False, **more: Any) -> None:
-        """A field; `kind` is a type of protobuf's or the name of a message."""
-        label = fields.LABEL_REPEATED if repeated else fields.LABEL_OPTIONAL
-        if kind[0].isupper():
-            more.update(type=fields.TYPE_MESSAGE, type_name=f".records.{kind}")
-        else:
-            more.update(type=fields.Type.Value(f"TYPE_{kind.upper()}"))
-        message.field.add(name=name, number=number, label=label, **more)
-
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for name, (number, kind) in (_LISTS_OF_EXAMPLE if is_example else _LISTS_OF_OFRECORD).items():
-        of_numbers = file.message_type.add(name=f"List{number}")
-        add(of_numbers, "value", 1, kind, repeated=True)
-        add(feature, name, number, of_numbers.name, oneof_index=0)
-    holder = file.message_type.add(name="Features" if is_example else "OFRecord")
-    entry = holder.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    add(entry, "key", 1, "string")
-    add(entry, "value", 2, "Feature")
-    add(holder, "feature", 1, f"{holder.name}.FeatureEntry", repeated=True)
-    if is_example:
-        add(file.message_type.add(name="Example"), "features", 1, "Features")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(
-        pool.FindMessageTypeByName(f"records.{file.message_type[-1].name}")
+    kinds = ("bytes", "float", *(("int64",) if is_example else ("double", "int32", "int64")))
+    holder = "Features" if is_example else "OFRecord"
+    types = message_types(
+        {
+            **{f"{kind}_list": {"value": (1, f"repeated {kind}")} for kind in kinds},
+            "Feature": {
+                f"{kind}_list": (number, f"oneof {kind}_list") for number, kind in enumerate(kinds, 1)
+            },
+            holder: {"feature": (1, "map Feature")},
+            "Example": {"features": (1, holder)},
+        }
     )
+    return types["Example" if is_example else holder]
 
 
 TOKEN_FIELDS = ("input_ids", "input_mask", "segment_ids")
@@ -92,45 +178,58 @@ class _BadRecord(Exception):
     """Fault of one record."""
 
 
-def peek(path: str, format: str, packed: bool) -> FileFacts:
-    """The facts from the first record. Raises InputError where that is damaged."""
+def peek(path: str, format: str, packed: bool) -> tuple[int, int]:
+    """Tokens and masked positions of the first record. Raises InputError where that is damaged."""
     messages = Messages(format)
     with open_stream(path, packed) as stream:
         frame = next(frames(stream, messages.is_example), None)
         if frame is None:
             raise InputError(f"{path} holds no instances")
         try:
-            if frame.error:
-                raise _BadRecord(frame.error)
-            row = messages.parse(frame.data)
+            row = messages.parse(frame)
         except _BadRecord as error:
             raise InputError(f"{path}: instance 0: {error}") from error
-    return FileFacts(len(row["input_ids"]), len(row["masked_lm_ids"]))
+    return len(row["input_ids"]), len(row["masked_lm_ids"])
 
 
-def blocks(path: str, format: str, packed: bool) -> Iterator[RawBlock | Damage]:
-    """The records, BLOCK_INSTANCES at a time, and Damage for each that cannot be read.
+def blocks(path: str, format: str, packed: bool, report: Report) -> Iterator[RawBlock]:
+    """The records, BLOCK_INSTANCES at a time; each that cannot be read is reported.
 
     Raises InputError for a file without records.
     """
     messages = Messages(format)
-    records: list[bytes] = []
-    size = index = 0
+    rows: dict[int, dict[str, np.ndarray]] = {}  # by their places in the file
+    size, count = 0, 0
     with open_stream(path, packed) as stream:
-        for frame in frames(stream, messages.is_example):
-            if not frame.error:
-                records.append(frame.data)
-                size += len(frame.data)
-            if frame.error or len(records) == BLOCK_INSTANCES or size > _BLOCK_BYTES:
-                yield from messages.blocks(index, records)
-                index += len(records)
-                records, size = [], 0
-            if frame.error:
-                yield Damage(f"instance {index}: {frame.error}", 1)
-                index += 1
-    yield from messages.blocks(index, records)
-    if not index + len(records):
+        for index, frame in enumerate(frames(stream, messages.is_example)):
+            count, size = index + 1, size + len(frame.data)
+            fault = ""
+            try:
+                rows[index] = messages.parse(frame)
+            except _BadRecord as error:
+                fault = f"{path}: instance {index}: {error}"
+            if rows and (frame.error or len(rows) == BLOCK_INSTANCES or size > _BLOCK_BYTES):
+                yield _block(rows)
+                rows, size = {}, 0
+            if fault:
+                report(fault, 1)
+    if rows:
+        yield _block(rows)
+    if not count:
         raise InputError(f"{path} holds no instances")
+
+
+def _block(rows: dict[int, dict[str, np.ndarray]]) -> RawBlock:
+    """The columns of records, which may have different lengths, padded with 0."""
+    columns = {}
+    for name in FIELDS:
+        lists = [row[name] for row in rows.values()]
+        numbers, counts = np.concatenate(lists), np.array([len(each) for each in lists])
+        inside = np.arange(counts.max()) < counts[:, None]
+        columns[name] = np.zeros(inside.shape, numbers.dtype)
+        columns[name][inside] = numbers
+    columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
+    return RawBlock(np.array(list(rows), dtype=np.int64), columns)
 
 
 def write(handle: IO[bytes], rows: PretrainingArrays, format: str, compress: bool) -> None:
@@ -142,21 +241,14 @@ def write(handle: IO[bytes], rows: PretrainingArrays, format: str, compress: boo
         if compress:  # without name and time: the same bytes
             out = stack.enter_context(gzip.GzipFile("", "wb", fileobj=handle, mtime=0))
         for block in zip(*map(in_blocks, rows)):
-            arrays = PretrainingArrays(*block)
-            columns = {
-                "input_ids": arrays.input_ids.tolist(),
-                "input_mask": (places < arrays.valid_lengths[:, None]).astype(int).tolist(),
-                "segment_ids": arrays.segment_ids.tolist(),
-                "masked_lm_positions": arrays.masked_lm_positions.tolist(),
-                "masked_lm_ids": arrays.masked_lm_ids.tolist(),
-                "masked_lm_weights": arrays.masked_lm_weights.tolist(),
-                "next_sentence_labels": arrays.next_sentence_labels[:, None].tolist(),
-            }
+            columns = PretrainingArrays(*block)._asdict()
+            columns["input_mask"] = (places < columns["valid_lengths"][:, None]).astype(int)
+            columns["next_sentence_labels"] = columns["next_sentence_labels"][:, None]
             records = []
-            for row in zip(*columns.values()):
+            for row in zip(*(columns[name].tolist() for name in FIELDS)):
                 message = messages.type()
                 features = messages.features(message)
-                for name, values in zip(columns, row):
+                for name, values in zip(FIELDS, row):
                     kind = "float_list" if name == "masked_lm_weights" else messages.integers
                     getattr(features[name], kind).value.extend(values)
                 records.append(framed(message.SerializeToString(deterministic=True), messages.is_example))
@@ -175,31 +267,12 @@ class Messages:
         """The message's map from names to features."""
         return message.features.feature if self.is_example else message.feature
 
-    def blocks(self, first: int, records: list[bytes]) -> Iterator[RawBlock | Damage]:
-        """Blocks and damage in the records' order; `first` is the first record's place in the file."""
-        rows, good = [], []
-        for index, record in enumerate(records, first):
-            try:
-                rows.append(self.parse(record))
-                good.append(index)
-            except _BadRecord as error:
-                yield Damage(f"instance {index}: {error}", 1)
-        if not rows:
-            return
-        columns = {}
-        for name in FIELDS:
-            lists = [row[name] for row in rows]
-            numbers, counts = np.concatenate(lists), np.array([len(each) for each in lists])
-            inside = np.arange(counts.max()) < counts[:, None]
-            columns[name] = np.zeros(inside.shape, numbers.dtype)
-            columns[name][inside] = numbers
-        columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
-        yield RawBlock(np.array(good, dtype=np.int64), columns)
-
-    def parse(self, record: bytes) -> dict[str, np.ndarray]:
+    def parse(self, frame: Frame) -> dict[str, np.ndarray]:
         """The fields of one record as arrays; raises _BadRecord."""
+        if frame.error:
+            raise _BadRecord(frame.error)
         try:
-            features = self.features(self.type.FromString(record))
+            features = self.features(self.type.FromString(frame.data))
         except DecodeError:
             raise _BadRecord("it is not a message of the format") from None
         row = {}

@@ -3,6 +3,7 @@ into it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -11,17 +12,19 @@ from base.errors import InputError
 from data.options import MAX_POSITIONS
 
 BLOCK_INSTANCES = 1024  # read and written at a time: bounds the memory, amortises the cost of a call
+# The rows of a column from the first to before the second number; blocks of a file are read in its order.
+ReadRows = Callable[[int, int], np.ndarray]
 
 
+@dataclass(frozen=True)
 class Gathered:
     """An array that is made where it is sliced, so that a file's worth of rows takes no memory."""
 
-    def __init__(self, shape: tuple[int, ...], make: Callable[[int, int], np.ndarray]) -> None:
-        """`make(first, stop)` gives the rows from `first` to `stop` - 1."""
-        self.shape, self._make = shape, make
+    shape: tuple[int, ...]
+    make: ReadRows
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        return self._make(*part.indices(self.shape[0])[:2])
+        return self.make(*part.indices(self.shape[0])[:2])
 
 
 class PretrainingArrays(NamedTuple):
@@ -57,21 +60,12 @@ class RawBlock(NamedTuple):
     columns: Mapping[str, np.ndarray]  # (N, L), (N, P) or (N,); lengths as valid_lengths or as input_mask
 
 
-class Damage(NamedTuple):
-    """Instances that cannot be read."""
-
-    message: str  # one line without the file's name, which names the instance
-    lost: int  # instances; a tail of unknown extent counts as one
+class LostRows(Exception):
+    """Rows of a column that cannot be read; others may still be."""
 
 
-class FileFacts(NamedTuple):
-    """Figures of a file from its header or first record."""
-
-    width: int  # tokens a row, padding included
-    num_predictions: int  # masked positions a row, padding included
-
-
-# How a bad instance is reported: message (with the file's name), number of instances. It raises or counts.
+# How bad instances are reported: one line, which names the file and the first of them, and their number, one
+# for a tail of unknown extent. It raises or counts.
 Report = Callable[[str, int], None]
 
 

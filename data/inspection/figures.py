@@ -284,6 +284,5 @@ def _share(part: int, whole: int) -> float:
 
 def _evenly(total: int, limit: int) -> np.ndarray:
     """The numbers below `total`, or `limit` of them in equal steps, int64."""
-    if total <= limit:
-        return np.arange(total)
-    return np.arange(limit, dtype=np.int64) * total // limit
+    count = min(total, limit)
+    return np.arange(count, dtype=np.int64) * total // count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.drawing import new_figure
+from base.drawing import literal, new_figure
 from base.files import replacing
 from data.inspection.decoding import MASKED, Instance, Style, Words, columns, fate, printable
 from data.tokenizing.vocab import Vocabulary
@@ -384,7 +384,7 @@ def draw_lengths(path: str, title: str, facts: dict[str, Any]) -> None:
     """
     figure = new_figure((12, 4.8))
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
-    figure.suptitle(title)
+    figure.suptitle(literal(title))
 
     batches, lengths = facts["batches"], facts["lengths"]
     bounds = [bucket["padded_to"] for bucket in batches["buckets"]]

@@ -17,6 +17,7 @@ import numpy as np
 from base.errors import InputError
 from data.pretraining.randomness import draw, fractions, ones_among
 from data.store.tokens import TokenStore
+from data.tokenizing.vocab import Vocabulary
 
 _LANES = 4096  # documents in lock step: their state stays in the cache
 _FEW_LANES = 12  # fewer are faster one by one
@@ -73,12 +74,14 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
             "the text has a single document, but next-sentence prediction needs two or more: "
             "separate documents by blank lines"
         )
-    walk = _Walk(store, max_seq_length - 3, short_seq_prob, key)
-    columns = [np.empty(0, dtype) for dtype in walk.dtypes]
+    max_tokens, start = max_seq_length - 3, _start_dtype(store)
+    columns = [np.empty(0, dtype) for dtype in (start, np.uint16, start, np.uint16, bool)]
     first = rows = 0
     while first < store.num_documents:
-        last = walk.window_end(first)
-        window = walk.pairs(first, last)
+        tokens = store.sentences[store.documents[first : first + _WINDOW_DOCUMENTS + 1]]
+        limit = tokens[0] + _WINDOW_CHUNKS * max_tokens
+        last = first + max(1, int(np.searchsorted(tokens, limit, side="right")) - 1)
+        window = _Window(store, (first, last), max_tokens, short_seq_prob, key).pairs()
         rows += len(window.a_start)
         for column, more in zip(columns, window):
             # In its place: beside a list of parts, the heap would keep the holes that these leave.
@@ -91,20 +94,14 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
 
 def single_plan(store: TokenStore, max_seq_length: int) -> Pairs:
     """Every sentence of the store alone, in order; of one that is too long the beginning."""
-    start = np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
-    begin = store.sentences[:-1].astype(start)
+    begin = store.sentences[:-1].astype(_start_dtype(store))
     length = np.minimum(np.diff(store.sentences), max_seq_length - 2).astype(np.uint16)
     nothing = np.zeros(len(begin), np.uint16)
     return Pairs(begin, length, begin, nothing, nothing.astype(bool))
 
 
-class _Window(NamedTuple):
-    """Documents whose pairs are put in order together."""
-
-    first: int  # number of the first
-    keys: np.ndarray  # uint64 (n,)
-    targets: np.ndarray  # int64 (n,), tokens of a pair
-    bounds: np.ndarray  # int64 (n + 1,), sentences before each
+def _start_dtype(store: TokenStore) -> np.dtype:
+    return np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
 
 
 class _Chunks(NamedTuple):
@@ -118,51 +115,44 @@ class _Chunks(NamedTuple):
     is_random: np.ndarray  # bool
 
 
-class _Walk:
-    """The walk through a store's documents with one set of options."""
+class _Window:
+    """Documents whose pairs are put in order together."""
 
-    def __init__(self, store: TokenStore, max_tokens: int, short_seq_prob: float, key: int) -> None:
-        self._offsets, self._bounds = store.sentences, store.documents
-        self._num_documents = store.num_documents
-        self._max_tokens, self._short_seq_prob = max_tokens, short_seq_prob
-        self._key = np.array([key], dtype=np.uint64)
-        start = np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
-        length = np.dtype(np.uint16)
-        self.dtypes = (start, length, start, length, np.dtype(bool))  # of the columns of Pairs
-
-    def window_end(self, first: int) -> int:
-        """The document after the last of the window that begins with `first`."""
-        bounds = self._bounds[first : first + _WINDOW_DOCUMENTS + 1]
-        tokens = self._offsets[bounds]
-        limit = tokens[0] + _WINDOW_CHUNKS * self._max_tokens
-        return first + max(1, int(np.searchsorted(tokens, limit, side="right")) - 1)
-
-    def pairs(self, first: int, last: int) -> Pairs:
-        """The pairs of the documents from `first` to last - 1."""
-        keys = draw(self._key, np.arange(first, last, dtype=np.uint64))
-        words = draw(keys[:, None], np.array([[_IS_SHORT, _SHORT_LENGTH]], dtype=np.uint64))
+    def __init__(
+        self, store: TokenStore, documents: tuple[int, int], max_tokens: int, short_seq_prob: float, key: int
+    ) -> None:
+        """`documents`: the first, and the one after the last."""
+        self._offsets, self._documents = store.sentences, store.documents
+        self._num_documents, self._max_tokens = store.num_documents, max_tokens
+        self._first, last = documents
+        self._bounds = self._documents[self._first : last + 1]  # sentences before each
+        numbers = np.arange(self._first, last, dtype=np.uint64)
+        self._keys = draw(np.array([key], dtype=np.uint64), numbers)
+        words = draw(self._keys[:, None], np.array([[_IS_SHORT, _SHORT_LENGTH]], dtype=np.uint64))
         chance = fractions(words)
-        short = 2 + (chance[:, 1] * (self._max_tokens - 1)).astype(np.int64)
-        targets = np.where(chance[:, 0] < self._short_seq_prob, short, self._max_tokens)
-        chunks = self._chunks(_Window(first, keys, targets, self._bounds[first : last + 1]))
+        short = 2 + (chance[:, 1] * (max_tokens - 1)).astype(np.int64)
+        self._targets = np.where(chance[:, 0] < short_seq_prob, short, max_tokens)  # tokens of a pair
+
+    def pairs(self) -> Pairs:
+        """The pairs of the documents, in their order."""
+        chunks = self._chunks()
         order = np.argsort(chunks.document, kind="stable")  # a radix sort for 16 bits
         chunks = _Chunks(*(column[order] for column in chunks))
-        per_document = np.bincount(chunks.document, minlength=last - first)
+        per_document = np.bincount(chunks.document, minlength=len(self._keys))
         place = np.arange(len(order)) - np.repeat(np.cumsum(per_document) - per_document, per_document)
-        a_start, a_length, b_start, b_length = self._cut(chunks, keys[chunks.document], place)
-        return Pairs(a_start, a_length, b_start, b_length, chunks.is_random)
+        return self._cut(chunks, self._keys[chunks.document], place)
 
-    def _chunks(self, window: _Window) -> _Chunks:
-        """All chunks of a window's documents, those of one document in rising order."""
-        bounds = window.bounds
+    def _chunks(self) -> _Chunks:
+        """All chunks of the documents, those of one document in rising order."""
+        bounds = self._bounds
         # Those with most chunks begin first, so that at the end few long ones are not left alone.
-        expected = np.diff(self._offsets[bounds]) / window.targets
+        expected = np.diff(self._offsets[bounds]) / self._targets
         queue = np.argsort(-expected, kind="stable")
         document, queue = queue[:_LANES].copy(), queue[_LANES:]
         sentence, number = bounds[document], np.zeros(len(document), dtype=np.int64)
         parts: list[_Chunks] = []
         while len(queue) or len(document) >= _FEW_LANES:
-            chunks, sentence = self._step(window, document, sentence, number)
+            chunks, sentence = self._step(document, sentence, number)
             parts.append(chunks)
             number += 1
             over = np.flatnonzero(sentence >= bounds[document + 1])
@@ -175,17 +165,15 @@ class _Walk:
                     keep[over[len(fresh) :]] = False
                     document, sentence, number = document[keep], sentence[keep], number[keep]
         for lane in range(len(document)):
-            parts.append(
-                self._rest_of_document(window, int(document[lane]), int(sentence[lane]), number[lane])
-            )
+            parts.append(self._rest_of_document(int(document[lane]), int(sentence[lane]), number[lane]))
         return _Chunks(*(np.concatenate(columns) for columns in zip(*parts)))
 
     def _step(
-        self, window: _Window, document: np.ndarray, sentence: np.ndarray, number: np.ndarray
+        self, document: np.ndarray, sentence: np.ndarray, number: np.ndarray
     ) -> tuple[_Chunks, np.ndarray]:
         """The next chunk of each lane, which begins at `sentence`, and the sentence after what it used."""
         offsets = self._offsets
-        end, target, keys = window.bounds[document + 1], window.targets[document], window.keys[document]
+        end, target, keys = self._bounds[document + 1], self._targets[document], self._keys[document]
         split_chance, random_chance, document_chance, sentence_chance = _chances(keys, number)
         start = offsets[sentence]
         stop = _reach(offsets, start + target, sentence, end)
@@ -196,8 +184,8 @@ class _Walk:
 
         row = np.flatnonzero(is_random)
         other = (document_chance[row] * (self._num_documents - 1)).astype(np.int64)
-        other += other >= document[row] + window.first
-        low, high = self._bounds[other], self._bounds[other + 1]
+        other += other >= document[row] + self._first
+        low, high = self._documents[other], self._documents[other + 1]
         begin = low + (sentence_chance[row] * (high - low)).astype(np.int64)
         wanted = np.maximum(target[row] - a_length[row], 1)
         b_first, b_last = split.copy(), stop.copy()
@@ -209,16 +197,12 @@ class _Walk:
         )
         return chunks, np.where(is_random, split, stop)
 
-    def _rest_of_document(self, window: _Window, document: int, sentence: int, number: int) -> _Chunks:
+    def _rest_of_document(self, document: int, sentence: int, number: int) -> _Chunks:
         """The same for one document alone, chunk by chunk: a huge one would keep NumPy busy with one lane."""
-        end, target, key = (
-            int(window.bounds[document + 1]),
-            int(window.targets[document]),
-            window.keys[document],
-        )
+        end, target, key = int(self._bounds[document + 1]), int(self._targets[document]), self._keys[document]
         # memoryview elements are Python integers without the cost of NumPy scalars, and bisect takes them.
         offsets: memoryview = memoryview(self._offsets)  # type: ignore[arg-type]
-        bounds: memoryview = memoryview(self._bounds)  # type: ignore[arg-type]
+        bounds: memoryview = memoryview(self._documents)  # type: ignore[arg-type]
         a_start, a_length, b_start, b_length = array("q"), array("q"), array("q"), array("q")
         is_random = bytearray()
         chances: list[list[float]] = []
@@ -236,7 +220,7 @@ class _Walk:
             begin, last = split, stop
             if random:
                 other = int(chance[_OTHER_DOCUMENT] * (self._num_documents - 1))
-                other += other >= document + window.first
+                other += other >= document + self._first
                 low, high = bounds[other], bounds[other + 1]
                 begin = low + int(chance[_OTHER_SENTENCE] * (high - low))
                 wanted = max(target - (offsets[split] - start), 1)
@@ -256,9 +240,7 @@ class _Walk:
             np.frombuffer(bytes(is_random), dtype=bool),
         )
 
-    def _cut(
-        self, chunks: _Chunks, keys: np.ndarray, number: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _cut(self, chunks: _Chunks, keys: np.ndarray, number: np.ndarray) -> Pairs:
         """Remove tokens one by one from the longer half (B if equal), each from its front or back at random.
 
         How many each half loses is arithmetic; how many of those from the front is binomial.
@@ -273,7 +255,7 @@ class _Walk:
         ):
             start[row] += ones_among(draw(keys[row], place + np.uint64(word)), length[row] - rest)
             length[row] = rest
-        return a_start, a_length, b_start, b_length
+        return Pairs(a_start, a_length, b_start, b_length, chunks.is_random)
 
 
 def truncated_pairs(first: np.ndarray, second: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -287,6 +269,36 @@ def truncated_pairs(first: np.ndarray, second: np.ndarray, most: int) -> tuple[n
     first_loss = np.where(first_is_longer, from_longer, 0) + rest // 2
     second_loss = np.where(first_is_longer, 0, from_longer) + (rest + 1) // 2
     return first - first_loss, second - second_loss
+
+
+def joined(
+    ids: np.ndarray,
+    a: tuple[np.ndarray, np.ndarray],
+    b_start: np.ndarray,
+    lengths: np.ndarray,
+    padded_length: int,
+    vocab: Vocabulary,
+) -> tuple[np.ndarray, np.ndarray]:
+    """[CLS] A [SEP] B [SEP] of pairs, or [CLS] A [SEP]: token ids and segments, int32 (B, L).
+
+    `a`: where A begins in `ids`, and its number of tokens; `lengths`: of the rows, with special tokens. A row
+    that ends with the [SEP] of A has no B.
+    """
+    a_start, a_length = (each.astype(np.int64) for each in a)
+    place = np.arange(padded_length)
+    after_a = place >= (a_length + 2)[:, None]
+    outside = place >= lengths[:, None]
+    source = np.where(after_a, (b_start.astype(np.int64) - a_length - 2)[:, None], (a_start - 1)[:, None])
+    source += place
+    # Places of special tokens and padding point beside the texts; they are overwritten below.
+    some = ids if len(ids) else np.zeros(1, np.int32)
+    input_ids = some.take(source, mode="clip").astype(np.int32)
+    rows = np.arange(len(lengths))
+    input_ids[:, 0] = vocab.cls_id
+    input_ids[rows, a_length + 1] = vocab.sep_id
+    input_ids[rows, lengths - 1] = vocab.sep_id
+    input_ids[outside] = vocab.pad_id
+    return input_ids, (after_a & ~outside).astype(np.int32)
 
 
 def _chunk_place(number: np.ndarray) -> np.ndarray:

@@ -1,76 +1,103 @@
-"""Work done ahead in threads: batches, whose results are taken in order; results that belong to an epoch."""
+"""Work done ahead in threads: batches, which are taken in order; results that belong to an epoch."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Generic, Hashable, Iterator, TypeVar
 
+import numpy as np
+
+BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, little memory
+
 Made = TypeVar("Made")
 Key = TypeVar("Key", bound=Hashable)
+Tasks = Iterator[tuple[int, Callable[[], Made]]]  # the position after each batch, and what makes it
 
 
-class Prefetcher(Generic[Made]):
-    """Iterates over (position, result) of `tasks`, positions and functions without arguments, in their order.
+class Feed(Generic[Made]):
+    """Batches in order, for ever or as long as there are any, from the position on that `seek` is given.
 
-    `num_workers` threads run at most `depth` tasks ahead of the consumer; with 0 workers (--num_data_workers
-    0) each task runs when its result is taken. The results are the same for any number of workers. An
-    exception of a task, or of the iterator of tasks, surfaces in the consumer in its place. `close` (or
-    leaving a `with` block) ends the threads; results not taken are lost.
+    `tasks(position)` iterates over the position after each batch and a function that makes it. `num_workers`
+    threads run at most `depth` of these ahead of the consumer; with 0 workers (--num_data_workers 0) each
+    runs when its batch is taken. The batches are the same for any number of workers. An exception of a task,
+    or of the iterator of tasks, surfaces in the consumer in its place. After `close` there are no more.
+
+    Attributes:
+        micro_batches: of this rank in a step.
+        token_counts: of the training text (data.store.tokens); on rank 0, where it is known.
+        content: fingerprint of all that is read, the same on every rank; empty where that is known before.
+        position: after the step whose batches were taken last, for a checkpoint.
+        waited: seconds that __next__ has taken so far: the loop stood still for want of data.
     """
 
-    def __init__(self, tasks: Iterator[tuple[int, Callable[[], Made]]], depth: int, num_workers: int) -> None:
-        self._tasks = tasks
-        self._depth = max(depth, 1)
-        self._ahead: deque[tuple[int, Future[Made]]] = deque()  # in the order of the tasks
-        self._over = False  # no task is begun any more
+    def __init__(
+        self,
+        tasks: Callable[[int], Tasks[Made]],
+        micro_batches: int = 1,
+        num_workers: int = 0,
+        counts: np.ndarray | None = None,
+        content: str = "",
+        depth: int = BATCHES_AHEAD,
+    ) -> None:
+        self._tasks_from = tasks
+        self.micro_batches = micro_batches
+        self.token_counts = counts
+        self.content = content
+        self.position = 0
+        self.waited = 0.0
+        self._depth = depth if num_workers else 1
         self._threads = ThreadPoolExecutor(num_workers, "prefetch") if num_workers else None
+        self._tasks: Tasks[Made] = iter(())
+        self._ahead: deque[tuple[int, Callable[[], Made]]] = deque()  # positions, and what gives the batches
+
+    def seek(self, position: int) -> None:
+        """Goes on from a `position`; called once, before the first batch."""
+        self.position = position
+        self._tasks = self._tasks_from(position)
         self._begin()
 
-    def __iter__(self) -> Prefetcher[Made]:
+    def __iter__(self) -> Feed[Made]:
         return self
 
-    def __next__(self) -> tuple[int, Made]:
-        if self._threads is None and not self._over:
-            position, make = next(self._tasks)
-            return position, make()
+    def __next__(self) -> Made:
+        begun = time.monotonic()
         if not self._ahead:
             raise StopIteration
-        position, future = self._ahead.popleft()
+        position, result = self._ahead.popleft()
         self._begin()
         try:
-            return position, future.result()
+            batch = result()
         except BaseException:
             self.close()
             raise
+        self.position = position
+        self.waited += time.monotonic() - begun
+        return batch
 
     def close(self) -> None:
         """Ends the threads and waits for them; to call again does nothing."""
-        self._over = True
+        self._tasks = iter(())
         self._ahead.clear()
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> Prefetcher[Made]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _begin(self) -> None:
-        """Hands tasks to the threads until there are `depth`."""
-        while self._threads is not None and not self._over and len(self._ahead) < self._depth:
+        """Takes tasks until `depth` are ahead, and hands them to the threads."""
+        while len(self._ahead) < self._depth:
             try:
                 position, make = next(self._tasks)
-                self._ahead.append((position, self._threads.submit(make)))
+                result = make if self._threads is None else self._threads.submit(make).result
             except StopIteration:
-                self._over = True
+                return
             except Exception as error:  # raised in the consumer
-                self._ahead.append((0, Future()))
-                self._ahead[-1][1].set_exception(error)
-                self._over = True
+                failed: Future[Made] = Future()
+                failed.set_exception(error)
+                self._tasks, position, result = iter(()), self.position, failed.result
+            self._ahead.append((position, result))
 
 
 _KEPT = 2  # one epoch in use, and the next
@@ -91,7 +118,6 @@ class EpochCache(Generic[Key, Made]):
         self._size_of = size_of
         self._lock = threading.Lock()
         self._entries: OrderedDict[Key, Future[Made]] = OrderedDict()
-        self._sizes: dict[Key, int] = {}  # bytes of the results that are made
 
     def get(self, key: Key) -> Made:
         """The result for `key`. What `make` raises is raised by every `get` that waits for it."""
@@ -123,11 +149,15 @@ class EpochCache(Generic[Key, Made]):
             if entry is not None:
                 self._entries.move_to_end(key)
                 return entry, False
-            while len(self._entries) >= _KEPT and sum(self._sizes.values()) > _SPARE_BYTES:
-                oldest, _ = self._entries.popitem(last=False)
-                self._sizes.pop(oldest, None)
+            while len(self._entries) >= _KEPT and self._held() > _SPARE_BYTES:
+                self._entries.popitem(last=False)
             made = self._entries[key] = Future()
             return made, True
+
+    def _held(self) -> int:
+        """Bytes of the results that are made."""
+        made = (each for each in self._entries.values() if each.done() and each.exception() is None)
+        return sum(self._size_of(each.result()) + _OVERHEAD_BYTES for each in made)
 
     def _fill(self, key: Key, entry: Future[Made]) -> None:
         try:
@@ -137,9 +167,6 @@ class EpochCache(Generic[Key, Made]):
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             if trim is not None:
                 trim(0)
-            with self._lock:
-                if self._entries.get(key) is entry:
-                    self._sizes[key] = self._size_of(result) + _OVERHEAD_BYTES
             entry.set_result(result)
         except BaseException as error:  # raised by every `get` of the result
             entry.set_exception(error)

@@ -108,7 +108,5 @@ def _set_bits(words: np.ndarray) -> np.ndarray:
 
 def _mix_word(word: int) -> int:
     """SplitMix64's mixing function for one Python integer."""
-    word &= _WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
+    before = np.array([(word - _GOLDEN) & _WORD], dtype=np.uint64)  # which `draw` adds again
+    return int(draw(before, np.zeros(1, dtype=np.uint64))[0])

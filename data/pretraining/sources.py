@@ -10,13 +10,12 @@ import numpy as np
 from base.errors import InputError
 from data.options import MAX_POSITIONS, MaskingConfig
 from data.pretraining.masks import mask
-from data.pretraining.pairs import Pairs, pair_plan, single_plan
+from data.pretraining.pairs import Pairs, joined, pair_plan, single_plan
 from data.pretraining.prefetch import EpochCache
 from data.pretraining.randomness import epoch_key, sample_keys
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore
 from data.tokenizing.vocab import Vocabulary
-from lamb_paper import default_max_predictions
 
 _PAIRS_PURPOSE = 1
 _ROWS_AT_ONCE = 1 << 20
@@ -72,18 +71,8 @@ class TextSource:
         self, store: TokenStore | Callable[[int], TokenStore], vocab: Vocabulary, masking: MaskingConfig
     ) -> None:
         masking.check()
-        self.max_length = MAX_POSITIONS if masking.max_seq_length is None else masking.max_seq_length
-        predictions = masking.max_predictions_per_seq
-        self.max_predictions = (
-            default_max_predictions(self.max_length) if predictions is None else predictions
-        )
-        self._store_of: Callable[[int], TokenStore]
-        if isinstance(store, TokenStore):
-            fixed = store
-            self._store_of = lambda epoch: fixed
-        else:
-            self._store_of = store
-        self._vocab = vocab
+        self.max_length, self.max_predictions = masking.length, masking.predictions
+        self._store, self._vocab = store, vocab
         self._masking = masking
         self._plans: EpochCache[tuple[int, int], tuple[TokenStore, Pairs]] = EpochCache(
             self._make_plan, lambda plan: plan[1].nbytes
@@ -106,18 +95,21 @@ class TextSource:
         Raises InputError naming a file of the store that was cut since the store was opened.
         """
         store, pairs = self._plan(seed, epoch)
-        input_ids, segment_ids, valid_lengths = _assemble(store, pairs, indices, padded_length, self._vocab)
+        own = Pairs(*(column[indices] for column in pairs))
+        lengths = own.lengths()
+        a, vocab = (own.a_start, own.a_length), self._vocab
+        input_ids, segment_ids = joined(store.ids, a, own.b_start, lengths, padded_length, vocab)
         store.check()
         corrupted, positions, masked_ids, weights = mask(
             input_ids,
-            valid_lengths,
+            lengths,
             sample_keys(seed, self._drawn_in(epoch), indices),
-            self._vocab,
+            vocab,
             self._masking,
             self.columns(padded_length),
         )
-        labels = np.where(pairs.b_length[indices] > 0, pairs.is_random[indices], -1).astype(np.int32)
-        return Batch(corrupted, segment_ids, valid_lengths, positions, masked_ids, weights, labels)
+        labels = np.where(own.b_length > 0, own.is_random, -1).astype(np.int32)
+        return Batch(corrupted, segment_ids, lengths, positions, masked_ids, weights, labels)
 
     def _drawn_in(self, epoch: int) -> int:
         """The epoch whose pairs and masks an epoch has."""
@@ -128,7 +120,7 @@ class TextSource:
 
     def _make_plan(self, key: tuple[int, int]) -> tuple[TokenStore, Pairs]:
         seed, epoch = key
-        store = self._store_of(epoch)
+        store = self._store if isinstance(self._store, TokenStore) else self._store(epoch)
         if store.vocabulary_sha256 != self._vocab.sha256:
             raise InputError("the token store was made with another vocabulary; tokenize the text again")
         pairs_key = epoch_key(seed, epoch, _PAIRS_PURPOSE)
@@ -138,30 +130,6 @@ class TextSource:
             return store, pair_plan(store, self.max_length, self._masking.short_seq_prob, pairs_key)
         finally:
             store.check()  # zeros in the place of offsets can raise anything
-
-
-def _assemble(
-    store: TokenStore, pairs: Pairs, indices: np.ndarray, padded_length: int, vocab: Vocabulary
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of each pair, [CLS] A [SEP] where there is no B: ids and segments int32 (B, L),
-    valid lengths int32 (B,)."""
-    a_start, b_start = (column[indices].astype(np.int64) for column in (pairs.a_start, pairs.b_start))
-    a_length, b_length = (column[indices].astype(np.int64) for column in (pairs.a_length, pairs.b_length))
-    valid_lengths = (a_length + b_length + 2 + (b_length > 0)).astype(np.int32)
-    place = np.arange(padded_length)
-    after_a = place >= (a_length + 2)[:, None]
-    outside = place >= valid_lengths[:, None]
-    source = np.where(after_a, (b_start - a_length - 2)[:, None], (a_start - 1)[:, None])
-    source += place
-    # Places of special tokens and padding point beside the range or the store; they are overwritten below.
-    input_ids = store.ids.take(source, mode="clip").astype(np.int32)
-    rows = np.arange(len(indices))
-    input_ids[:, 0] = vocab.cls_id
-    input_ids[rows, a_length + 1] = vocab.sep_id
-    input_ids[rows, valid_lengths - 1] = vocab.sep_id
-    input_ids[outside] = vocab.pad_id
-    segment_ids = (after_a & ~outside).astype(np.int32)
-    return input_ids, segment_ids, valid_lengths
 
 
 class InstanceSource:

@@ -1,4 +1,4 @@
-"""Logits of windows to answers: Google's n-best rule, vectorised.
+"""Logits of windows to answers: Google's n-best rule.
 
 An answer begins at one of a window's `n_best` largest start logits and ends at one of its `n_best` largest
 end logits, within the context, no further than `max_answer_length` tokens, and begins at a token for which
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,6 @@ from data.questions.squad_files import Questions, load_json
 from data.questions.windows import Windows, max_context
 
 NO_CANDIDATE_ODDS = 1e6  # null odds of a question without any answer; Google's start value of the null score
-_KEPT = 32  # candidates of a window looked at first; more only where too few of their texts differ
-_CHUNK = 1 << 19  # logits looked at together
 
 
 @dataclass(frozen=True)
@@ -53,25 +51,16 @@ class Candidate(NamedTuple):
 class Answers:
     """Answers to the questions with these ids.
 
-    nbest_texts: each question's candidates, best first, all different; "" is no answer. probabilities,
-    start_logits, end_logits: float64 (Q, n_best + 1), theirs, followed by zeros. texts: the best one that is
-    not null, also where it is not among them; "" where there is none. null_odds: float64 (Q,), the score of
-    no answer minus that of `texts`; NO_CANDIDATE_ODDS where there is no text; zeros unless `version_2`.
+    nbest: each question's candidates, best first, all of different texts. texts: the best one that is not
+    null, also where it is not among them; "" where there is none. null_odds: float64 (Q,), the score of no
+    answer minus that of `texts`; NO_CANDIDATE_ODDS where there is no text; zeros unless `version_2`.
     """
 
     ids: tuple[str, ...]
-    nbest_texts: tuple[tuple[str, ...], ...]
-    probabilities: np.ndarray
-    start_logits: np.ndarray
-    end_logits: np.ndarray
+    nbest: tuple[list[Candidate], ...]
     texts: tuple[str, ...]
     null_odds: np.ndarray
     version_2: bool
-
-    def nbest(self, number: int) -> list[Candidate]:
-        """The candidates of question `number`, best first."""
-        columns = (each[number].tolist() for each in (self.probabilities, self.start_logits, self.end_logits))
-        return [Candidate(*each) for each in zip(self.nbest_texts[number], *columns)]
 
     def predictions(self, null_score_diff_threshold: float = 0.0) -> dict[str, str]:
         """The answer to each id: "" where its null odds are above the threshold."""
@@ -126,205 +115,66 @@ def answer(questions: Questions, windows: Windows, logits: Logits, settings: Ans
     if not (logits.filled == 1).all():
         missing, twice = int((logits.filled == 0).sum()), int((logits.filled > 1).sum())
         raise ValueError(f"of {len(windows)} windows {missing} have no logits and {twice} have them twice")
-    found = _Found([()] * len(questions), *np.full((2, len(questions), settings.n_best), -np.inf))
-    everything = settings.n_best * settings.n_best
-    todo, kept = np.arange(len(questions)), min(_KEPT, everything)
-    while todo.size:
-        chosen = np.flatnonzero(np.isin(windows.question, todo))
-        spans = _spans(windows, logits, chosen, settings, kept)
-        todo, kept = _take_distinct(questions, windows, spans, found), everything
-    return _with_null(questions.ids, found, _null_scores(len(questions), windows, logits), settings)
-
-
-def _null_scores(num_questions: int, windows: Windows, logits: Logits) -> np.ndarray:
-    """Start and end logit of [CLS] in the window of the least sum, float64 (2, Q); zeros without windows."""
-    first = logits.bounds[:-1]
-    both = np.stack([logits.start[first], logits.end[first]]).astype(np.float64)
-    order = np.lexsort([both.sum(axis=0), windows.question])  # stable: the first window of equals
-    question = windows.question[order]
-    least = np.ones(len(order), dtype=bool)
-    least[1:] = question[1:] != question[:-1]
-    null = np.zeros((2, num_questions))
-    null[:, question[least]] = both[:, order[least]]
-    return null
-
-
-@dataclass(frozen=True, eq=False)
-class _Spans:
-    """Candidates of windows, the window's best first. All of shape (N,): window, the first and last
-    token of the context, the logits; `floor`: no other candidate of the window has a higher score."""
-
-    window: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    floor: np.ndarray
-
-
-def _spans(
-    windows: Windows, logits: Logits, chosen: np.ndarray, settings: AnswerSettings, kept: int
-) -> _Spans:
-    """The `kept` best candidates of each window in `chosen`, by all cores, in the order of the windows."""
-    # Windows of about the same length together: little is padded.
-    order = chosen[np.argsort(windows.count[chosen], kind="stable")]
-    width = np.maximum(1, windows.count[order])
-    borders = [0]
-    while borders[-1] < len(order):
-        begin = borders[-1]
-        rows = _CHUNK // int(width[begin])
-        rows = max(1, _CHUNK // int(width[min(len(order), begin + rows) - 1]))  # as the longest of them need
-        borders.append(min(len(order), begin + rows))
-    chunks = [order[begin:end] for begin, end in zip(borders, borders[1:])] or [order]
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunks))) as pool:
-        parts = list(pool.map(lambda chunk: _chunk_spans(windows, logits, chunk, settings, kept), chunks))
-    columns = [np.concatenate([part[index] for part in parts]) for index in range(6)]
-    by_window = np.argsort(columns[0], kind="stable")
-    return _Spans(*(column[by_window] for column in columns))
-
-
-def _chunk_spans(
-    windows: Windows, logits: Logits, chunk: np.ndarray, settings: AnswerSettings, kept: int
-) -> tuple[np.ndarray, ...]:
-    """The columns of _Spans for some windows of about the same length."""
-    counts = windows.count[chunk]
-    width = int(counts.max(initial=0))
-    places = np.arange(width)[None, :]
-    real = places < counts[:, None]
-    flat = ((logits.bounds[chunk] + windows.offset[chunk])[:, None] + places)[real]
-    start = np.full((len(chunk), width), -np.inf, dtype=np.float32)
-    end = start.copy()
-    end[real] = logits.end[flat]
-    start[real] = np.where(max_context(windows, chunk), logits.start[flat], np.float32(-np.inf))
-    starts, ends = _largest(start, settings.n_best), _largest(end, settings.n_best)
-    start_logits = np.take_along_axis(start, starts, axis=1)
-    end_logits = np.take_along_axis(end, ends, axis=1)
-    length = ends[:, None, :] - starts[:, :, None] + 1
-    valid = (length >= 1) & (length <= settings.max_answer_length)
-    scores = start_logits[:, :, None].astype(np.float64) + end_logits[:, None, :]
-    scores = np.where(valid, scores, -np.inf).reshape(len(chunk), starts.shape[1] * ends.shape[1])
-    best = _largest(scores, kept)
-    rows, ranks = np.nonzero(np.take_along_axis(scores, best, axis=1) > -np.inf)
-    pairs = best[rows, ranks]
-    of_start, of_end = pairs // max(1, ends.shape[1]), pairs % max(1, ends.shape[1])
-    least = np.take_along_axis(scores, best[:, -1:], axis=1)[:, 0] if best.size else np.zeros(len(chunk))
-    floor = np.where((scores > -np.inf).sum(axis=1) > kept, least, -np.inf)
-    return (
-        chunk[rows],
-        starts[rows, of_start] + windows.first[chunk[rows]],
-        ends[rows, of_end] + windows.first[chunk[rows]],
-        start_logits[rows, of_start],
-        end_logits[rows, of_end],
-        floor[rows],
-    )
-
-
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest of each row, largest first, the first of equals first; (rows, count)."""
-    rows, width = values.shape
-    if width <= count:
-        return np.argsort(-values, axis=1, kind="stable")
-    chosen = np.argpartition(-values, count - 1, axis=1)[:, :count]
-    chosen.sort(axis=1)
-    taken = np.take_along_axis(values, chosen, axis=1)
-    least = taken.min(axis=1)
-    # Where several equal the least one, the partition may have taken any of them.
-    tied = np.flatnonzero((least > -np.inf) & ((values >= least[:, None]).sum(axis=1) > count))
-    order = np.argsort(-taken, axis=1, kind="stable")
-    chosen = np.take_along_axis(chosen, order, axis=1)
-    if tied.size:
-        chosen[tied] = np.argsort(-values[tied], axis=1, kind="stable")[:, :count]
-    return chosen
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """Candidates that are not null of each question: texts, and float64 (Q, n_best) logits, else -inf."""
-
-    texts: list[tuple[str, ...]]
-    start: np.ndarray
-    end: np.ndarray
-
-
-def _take_distinct(questions: Questions, windows: Windows, spans: _Spans, found: _Found) -> np.ndarray:
-    """Takes each question's best candidates with different texts into `found`.
-
-    Returns the questions for which candidates are missing that may be among the best, int64.
-    """
-    question = windows.question[spans.window]
-    scores = spans.start.astype(np.float64) + spans.end
-    order = np.lexsort([-scores, question])
-    question = question[order]
-    base = windows.contexts.bounds[windows.context_of[question]]
-    begins = windows.contexts.starts[base + spans.first[order]].tolist()
-    stops = windows.contexts.ends[base + spans.last[order]].tolist()
-    firsts = np.flatnonzero(np.diff(question, prepend=-1))
-    numbers, borders = question[firsts], [*firsts.tolist(), len(question)]
-    n_best = found.start.shape[1]
-    taken: list[int] = []
-    sizes = []
-    for number, first, last in zip(numbers.tolist(), borders, borders[1:]):
+    borders = np.searchsorted(windows.question, np.arange(len(questions) + 1)).tolist()
+    found, texts, odds = [], [], np.zeros(len(questions))
+    for number, own in enumerate(map(range, borders, borders[1:])):
         context = questions.contexts[questions.context_of[number]]
-        distinct: dict[str, int] = {}
-        for index in range(first, last):
-            text = context[begins[index] : stops[index]]
-            if text not in distinct and text:
-                distinct[text] = index
-                if len(distinct) == n_best:
-                    break
-        found.texts[number] = tuple(distinct)
-        taken.extend(distinct.values())
-        sizes.append(len(distinct))
-    counts = np.array(sizes, dtype=np.int64)
-    rows = np.repeat(numbers, counts)
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = order[np.array(taken, dtype=np.int64)]
-    found.start[rows, columns], found.end[rows, columns] = spans.start[places], spans.end[places]
-    if not len(numbers):
-        return numbers
-    # A window of which not all is known may have candidates that are no worse than the last one taken.
-    floor = np.maximum.reduceat(spans.floor[order], firsts)
-    worst = np.where(counts == n_best, found.start[numbers, -1] + found.end[numbers, -1], -np.inf)
-    return numbers[(floor > -np.inf) & (worst <= floor)]
-
-
-def _with_null(ids: tuple[str, ...], found: _Found, null: np.ndarray, settings: AnswerSettings) -> Answers:
-    """Answers of the candidates found, with no answer among them in version 2, and probabilities."""
-    rows, n_best = np.arange(len(ids)), settings.n_best
-    none = np.full((len(ids), 1), -np.inf)
-    start, end = np.hstack([found.start, none]), np.hstack([found.end, none])
-    scores = start + end
-    empty = scores[:, 0] == -np.inf
-    odds = np.zeros(len(ids))
-    texts = found.texts
-    if settings.version_2:
-        odds = np.where(empty, NO_CANDIDATE_ODDS, null[0] + null[1] - start[:, 0] - end[:, 0])
-        rank = (scores >= null.sum(axis=0)[:, None]).sum(axis=1)
-        # As one of the n best, no answer takes the place of the last; else it comes after them.
-        texts = [
-            (*each[:place], "", *each[place:])[: n_best + (place == n_best)]
-            for each, place in zip(texts, rank.tolist())
-        ]
-        source = np.arange(n_best + 1)[None, :] - (np.arange(n_best + 1)[None, :] > rank[:, None])
-        start, end = np.take_along_axis(start, source, axis=1), np.take_along_axis(end, source, axis=1)
-        start[rows, rank], end[rows, rank] = null
-        start[rank < n_best, -1] = end[rank < n_best, -1] = -np.inf
-    elif empty.any():
-        texts = [each or ("",) for each in texts]
-        start[empty, 0] = end[empty, 0] = 0.0
-    scores = start + end
+        entries = _distinct(context, windows, logits, own, settings)
+        texts.append(entries[0][0] if entries else "")
+        if settings.version_2:
+            first = logits.bounds[own.start : own.stop]
+            of_cls = zip(logits.start[first].tolist(), logits.end[first].tolist())
+            start, end = min(of_cls, key=sum, default=(0.0, 0.0))
+            odds[number] = start + end - entries[0][1] - entries[0][2] if entries else NO_CANDIDATE_ODDS
+            rank = sum(each[1] + each[2] >= start + end for each in entries)
+            # As one of the n best, no answer takes the place of the last; else it comes after them.
+            entries.insert(rank, ("", start, end))
+            del entries[max(settings.n_best, rank + 1) :]
+        found.append(entries or [("", 0.0, 0.0)])
+    scores = np.full((len(questions), settings.n_best + 1), -np.inf)
+    for row, entries in zip(scores, found):
+        row[: len(entries)] = [start + end for _, start, end in entries]
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    real = scores > -np.inf
-    return Answers(
-        ids,
-        tuple(texts),
-        powers / powers.sum(axis=1, keepdims=True),
-        np.where(real, start, 0.0),
-        np.where(real, end, 0.0),
-        tuple(each[0] if each else "" for each in found.texts),
-        odds,
-        settings.version_2,
+    shares = (powers / powers.sum(axis=1, keepdims=True)).tolist()
+    nbest = tuple(
+        [Candidate(text, share, start, end) for (text, start, end), share in zip(entries, of_question)]
+        for entries, of_question in zip(found, shares)
     )
+    return Answers(questions.ids, nbest, tuple(texts), odds, settings.version_2)
+
+
+def _distinct(
+    context: str, windows: Windows, logits: Logits, own: range, settings: AnswerSettings
+) -> list[tuple[str, float, float]]:
+    """A question's best answers that are not null, best first, of equals the first, all different, with both
+    logits. `own`: its windows."""
+    if not own:
+        return []
+    pairs = []  # of each window: first and last token of the context, and their logits
+    for window, best in zip(own, max_context(windows, own)):
+        stop = int(logits.bounds[window + 1]) - 1  # before the last [SEP]
+        start, end = (each[stop - len(best) : stop] for each in (logits.start, logits.end))
+        allowed = np.flatnonzero(best)
+        starts = allowed[np.argsort(-start[allowed], kind="stable")[: settings.n_best]]
+        ends = np.argsort(-end, kind="stable")[: settings.n_best]
+        length = ends - starts[:, None] + 1
+        row, column = np.nonzero((length >= 1) & (length <= settings.max_answer_length))
+        firsts, lasts, before = starts[row], ends[column], windows.first[window]
+        pairs.append((before + firsts, before + lasts, start[firsts], end[lasts]))
+    firsts, lasts, start, end = map(np.concatenate, zip(*pairs))
+    start, end = start.astype(np.float64), end.astype(np.float64)
+    order = np.argsort(-(start + end), kind="stable")
+    tokens = windows.tokens
+    before = tokens.bounds[windows.context_of[windows.question[own[0]]]]
+    begins, stops = tokens.starts[before + firsts[order]], tokens.ends[before + lasts[order]]
+    distinct: dict[str, int] = {}
+    for begin, stop, place in zip(begins.tolist(), stops.tolist(), order.tolist()):
+        text = context[begin:stop]
+        if text and text not in distinct:
+            distinct[text] = place
+            if len(distinct) == settings.n_best:
+                break
+    return [(text, float(start[place]), float(end[place])) for text, place in distinct.items()]
 
 
 PREDICTIONS, NBEST, NULL_ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
@@ -334,9 +184,7 @@ def write_predictions(answers: Answers, folder: str, null_score_diff_threshold: 
     """Writes predictions.json (id -> text), nbest_predictions.json (id -> list of text, probability,
     start_logit, end_logit) and for version 2 null_odds.json (id -> odds) into `folder`."""
     _write(os.path.join(folder, PREDICTIONS), answers.predictions(null_score_diff_threshold))
-    nbest = {
-        each: [entry._asdict() for entry in answers.nbest(number)] for number, each in enumerate(answers.ids)
-    }
+    nbest = {each: [entry._asdict() for entry in own] for each, own in zip(answers.ids, answers.nbest)}
     _write(os.path.join(folder, NBEST), nbest)
     if answers.version_2:
         _write(os.path.join(folder, NULL_ODDS), answers.odds())
@@ -354,7 +202,7 @@ def read_null_odds(path: str, flag: str) -> dict[str, float]:
     """A file id -> number. Raises InputError for anything else."""
     content = load_json(path, flag)
     if not isinstance(content, dict) or not all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        type(value) in (int, float) and (abs(value) <= sys.float_info.max or abs(value) == math.inf)
         for value in content.values()
     ):
         raise InputError(f"{flag} {path}: must be one object of ids and numbers, such as {NULL_ODDS}")

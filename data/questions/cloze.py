@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -66,12 +66,10 @@ class ClozeSettings:
     seed: int = option("of all choices", count, default=0)
 
 
-@dataclass(frozen=True)
-class _Cloze:
-    """A question, and its answer's place in its paragraph; `document` and `paragraph` are numbers."""
+class _Cloze(NamedTuple):
+    """A question, and its answer's place in its paragraph; `home`: numbers of document and paragraph."""
 
-    document: int
-    paragraph: int
+    home: tuple[int, int]
     question: str
     answer: str
     start: int
@@ -91,7 +89,7 @@ def make_questions(
         cloze
         for document, each in enumerate(paragraphs)
         for number, sentences in enumerate(each)
-        for cloze in _clozes(document, number, sentences, settings, generator)
+        for cloze in _clozes((document, number), sentences, settings, generator)
     ]
     if not clozes:
         raise InputError(
@@ -108,14 +106,14 @@ def make_questions(
     of_context: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for place, cloze in enumerate(asked):
         entry: dict[str, Any] = {"question": cloze.question, "id": f"{name}-{place:06d}"}
-        home = (cloze.document, cloze.paragraph)
+        home = cloze.home
         if settings.unanswerable:
             other = None
             if generator.random() < settings.unanswerable:
                 for _ in range(_TRIES):
                     document, number = contexts[int(generator.integers(len(contexts)))]
                     context = " ".join(paragraphs[document][number])
-                    if document != cloze.document and cloze.answer.lower() not in context.lower():
+                    if document != home[0] and cloze.answer.lower() not in context.lower():
                         other = document, number
                         break
             entry["is_impossible"] = other is not None
@@ -166,7 +164,7 @@ def _paragraphs(sentences: Sequence[str], settings: ClozeSettings) -> list[list[
 
 
 def _clozes(
-    document: int, number: int, sentences: list[str], settings: ClozeSettings, generator: np.random.Generator
+    home: tuple[int, int], sentences: list[str], settings: ClozeSettings, generator: np.random.Generator
 ) -> list[_Cloze]:
     """Up to `per_sentence` questions about each sentence of a paragraph, of as many answers."""
     context = " ".join(sentences)
@@ -179,7 +177,7 @@ def _clozes(
         for index in generator.permutation(len(spans))[: settings.per_sentence].tolist():
             start, end = spans[index]
             question = f"{sentence[:start]}{PLACEHOLDER}{sentence[end:]}"
-            found.append(_Cloze(document, number, question, sentence[start:end], place + start))
+            found.append(_Cloze(home, question, sentence[start:end], place + start))
         place += len(sentence) + 1
     return found
 

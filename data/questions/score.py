@@ -19,7 +19,6 @@ import re
 import string
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -31,14 +30,6 @@ from data.questions.squad_files import Questions, read_questions
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The null odds above which no answer is given, and the score in percent that it gives."""
-
-    threshold: float
-    score: float
 
 
 def normalize_answer(text: str) -> str:
@@ -104,21 +95,19 @@ def score_v2(
     if null_odds is not None:
         for name, each in zip(("exact", "f1"), raw):
             best = _best(questions, predictions, null_odds, each)
-            result[f"best_{name}"], result[f"best_{name}_thresh"] = best.score, best.threshold
+            result[f"best_{name}"], result[f"best_{name}_thresh"] = best
     return result
 
 
-def best_threshold(
-    questions: Questions, texts: Mapping[str, str], null_odds: Mapping[str, float]
-) -> Threshold:
-    """The --null_score_diff_threshold with the best F1, and that F1 in percent.
+def best_threshold(questions: Questions, texts: Mapping[str, str], null_odds: Mapping[str, float]) -> float:
+    """The --null_score_diff_threshold with the best F1.
 
     `texts` are the best answers that are not null, whatever their odds. For a split of the training data
     (`data.questions.squad_files.split_by_article`): a threshold tuned on what is reported is worth nothing.
     """
     _check_complete(questions, texts, "prediction")
     _check_complete(questions, null_odds, "null odds")
-    return _best(questions, texts, null_odds, raw_scores(questions, texts)[1])
+    return _best(questions, texts, null_odds, raw_scores(questions, texts)[1])[1]
 
 
 def raw_scores(questions: Questions, predictions: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -156,8 +145,10 @@ def _means(scores: np.ndarray, chosen: np.ndarray, name: str) -> dict[str, float
 
 def _best(
     questions: Questions, predictions: Mapping[str, str], null_odds: Mapping[str, float], scores: np.ndarray
-) -> Threshold:
-    """The script's search: from no answers at all, answers are added in the order of rising null odds."""
+) -> tuple[float, float]:
+    """The best score in percent, and the null odds above which no answer is given for it.
+
+    The script's search: from no answers at all, answers are added in the order of rising null odds."""
     number_of = {each: number for number, each in enumerate(questions.ids)}
     ids = [each for each in null_odds if each in number_of]
     odds = np.array([null_odds[each] for each in ids])
@@ -169,7 +160,7 @@ def _best(
     running = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
     best = int(np.argmax(running))  # the first of equals, as the script
     threshold = float(odds[order][best - 1]) if best else 0.0
-    return Threshold(threshold, 100.0 * float(running[best]) / len(questions))
+    return 100.0 * float(running[best]) / len(questions), threshold
 
 
 def _check_complete(questions: Questions, given: Mapping[str, object], what: str) -> None:

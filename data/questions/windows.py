@@ -23,12 +23,13 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
 from base.errors import InputError
-from data.finetuning.batching import ragged_places
 from data.options import MAX_POSITIONS
+from data.pretraining.pairs import joined
 from data.questions.squad_files import Questions
 from data.text.sentences import UNKNOWN
 from data.tokenizing.tokenizer import (
     NOT_BETWEEN_WORDS,
+    SURROGATES,
     TokenizerSettings,
     bert_normalizer,
     hugging_face,
@@ -42,10 +43,7 @@ _SPACES = "".join(
     if character.isspace() and character not in NOT_BETWEEN_WORDS
 )
 _BETWEEN_WORDS = re.compile(f"([{re.escape(_SPACES)}]+)")
-# Halves of surrogate pairs, which JSON's escapes can hold and UTF-8 cannot. U+FFFD is removed by BERT's
-# cleaning like them, and has their length.
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_REMOVED = "\ufffd"
+_REMOVED = "\ufffd"  # by BERT's cleaning, like SURROGATES, and as long
 _WORDS_PER_STRING = 128
 _ROW_BYTES = 3 * 4
 
@@ -123,7 +121,7 @@ class _WordPieces:
         groups = [
             words[first : first + _WORDS_PER_STRING] for first in range(0, len(words), _WORDS_PER_STRING)
         ]
-        strings = [_SURROGATES.sub(_REMOVED, " ".join(group)) for group in groups]
+        strings = [SURROGATES.sub(_REMOVED, " ".join(group)) for group in groups]
         encoded: list[list[tuple[int, int, int]]] = []
         for group, encoding in zip(groups, self._tokenizer.encode_batch(strings, add_special_tokens=False)):
             ids, offsets = encoding.ids, encoding.offsets
@@ -154,7 +152,7 @@ class _SentencePieces:
         self._unk_id = vocab.unk_id
 
     def __call__(self, words: Sequence[str]) -> list[list[tuple[int, int, int]]]:
-        return [_with_accents(word, self._pieces(_SURROGATES.sub(_REMOVED, word))) for word in words]
+        return [_with_accents(word, self._pieces(SURROGATES.sub(_REMOVED, word))) for word in words]
 
     def _pieces(self, word: str) -> list[tuple[int, int, int]]:
         places = [place for _, place in self._split(word, self._characters)]
@@ -198,7 +196,7 @@ def _with_accents(word: str, pieces: list[tuple[int, int, int]]) -> list[tuple[i
 
 SPECIAL = 3  # [CLS] and two [SEP]
 _GOOGLES_SPACES = " \t\r\n\u202f"
-_CONTEXTS_PER_CALL = 512
+_TEXTS_PER_CALL = 512
 
 
 @dataclass(frozen=True)
@@ -228,17 +226,15 @@ class WindowSettings:
 class Windows:
     """All windows of some questions, in the order of the questions, from left to right.
 
-    queries: the questions' tokens, cut. contexts: the contexts' tokens; their `starts` and `ends` are
-    characters of the context. context_of: int64 (Q,). The following are int64 (W,): question; first, the
-    window's first token of the context; count, its tokens of the context; lengths, all its tokens.
-    starts, ends: int32 (W,), the answer's first and last token in the window, counted from [CLS], 0 where the
-    window has no whole answer. special_ids: those of [CLS], [SEP] and [PAD].
+    tokens: of all contexts, then of all questions. context_of: int64 (Q,). The following are int64 (W,):
+    question; first, the window's first token of the context; count, its tokens of the context; lengths, all
+    its tokens. starts, ends: int32 (W,), the answer's first and last token in the window, counted from [CLS],
+    0 where the window has no whole answer.
     without_tokens: numbers of questions that have an answer of which the tokenizer leaves nothing; they have
     no windows when they are for training.
     """
 
-    queries: Tokens
-    contexts: Tokens
+    tokens: Tokens
     context_of: np.ndarray
     question: np.ndarray
     first: np.ndarray
@@ -246,16 +242,11 @@ class Windows:
     lengths: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
-    special_ids: tuple[int, int, int]
+    vocabulary: Vocabulary
     without_tokens: np.ndarray
 
     def __len__(self) -> int:
         return len(self.question)
-
-    @property
-    def offset(self) -> np.ndarray:
-        """Position of the first context token in each window, int64 (W,)."""
-        return self.lengths - self.count - 1
 
 
 class QuestionBatch(NamedTuple):
@@ -278,14 +269,14 @@ def make_windows(
     and an answer counts for a window that holds all of it.
     """
     encoder = OffsetEncoder(tokenizer)
-    contexts = _encode_parts(encoder, questions.contexts)
-    queries = _cut(encoder.encode(questions.texts), settings.max_query_length)
-    query_lengths = np.diff(queries.bounds)
-    totals = np.diff(contexts.bounds)[questions.context_of]
+    tokens = _encode_parts(encoder, (*questions.contexts, *questions.texts))
+    sizes = np.diff(tokens.bounds)
+    query_lengths = np.minimum(sizes[len(questions.contexts) :], settings.max_query_length)
+    totals = sizes[questions.context_of]
     kept = np.ones(len(questions), dtype=bool)
     answers = None
     if training:
-        answers = answer_tokens(questions, contexts, encoder)
+        answers = answer_tokens(questions, tokens, encoder)
         kept = (answers[1] >= answers[0]) | (questions.answer_starts < 0)
     # Windows of each question
     room = settings.max_seq_length - SPECIAL - query_lengths
@@ -302,10 +293,8 @@ def make_windows(
         inside = (begin >= first) & (last < first + count) & (questions.answer_starts[question] >= 0)
         shift = query_lengths[question] + 2 - first
         starts[inside], ends[inside] = (begin + shift)[inside], (last + shift)[inside]
-    vocab = tokenizer.vocabulary
     return Windows(
-        queries,
-        contexts,
+        tokens,
         questions.context_of,
         question,
         first,
@@ -313,7 +302,7 @@ def make_windows(
         count + query_lengths[question] + SPECIAL,
         starts,
         ends,
-        (vocab.cls_id, vocab.sep_id, vocab.pad_id),
+        tokenizer.vocabulary,
         np.flatnonzero(~kept),
     )
 
@@ -321,26 +310,16 @@ def make_windows(
 def collate(windows: Windows, examples: np.ndarray, padded: int | None = None) -> QuestionBatch:
     """The windows with these numbers as a batch; `padded` tokens long, by default as long as the longest."""
     examples = np.asarray(examples, dtype=np.int64)
-    lengths, counts = windows.lengths[examples], windows.count[examples]
-    queries = lengths - counts - SPECIAL
-    cls_id, sep_id, pad_id = windows.special_ids
+    lengths = windows.lengths[examples]
     width = int(lengths.max()) if padded is None else padded
-    position = np.arange(width)[None, :]
-    of_query = (position >= 1) & (position <= queries[:, None])
-    of_context = (position >= queries[:, None] + 2) & (position < lengths[:, None] - 1)
-    input_ids = np.full((len(examples), width), pad_id, dtype=np.int32)
-    question = windows.question[examples]
-    input_ids[of_query] = windows.queries.ids[ragged_places(windows.queries.bounds[question], queries)]
-    begin = windows.contexts.bounds[windows.context_of[question]] + windows.first[examples]
-    input_ids[of_context] = windows.contexts.ids[ragged_places(begin, counts)]
-    rows = np.arange(len(examples))
-    input_ids[:, 0] = cls_id
-    input_ids[rows, queries + 1] = sep_id
-    input_ids[rows, lengths - 1] = sep_id
-    segment_ids = (position >= queries[:, None] + 2) & (position < lengths[:, None])
+    question, bounds = windows.question[examples], windows.tokens.bounds
+    num_contexts = len(bounds) - 1 - len(windows.context_of)
+    query = bounds[num_contexts + question], lengths - windows.count[examples] - SPECIAL
+    part = bounds[windows.context_of[question]] + windows.first[examples]
+    input_ids, segment_ids = joined(windows.tokens.ids, query, part, lengths, width, windows.vocabulary)
     return QuestionBatch(
         input_ids,
-        segment_ids.astype(np.int32),
+        segment_ids,
         lengths.astype(np.int32),
         windows.starts[examples],
         windows.ends[examples],
@@ -348,48 +327,29 @@ def collate(windows: Windows, examples: np.ndarray, padded: int | None = None) -
     )
 
 
-def max_context(windows: Windows, chosen: np.ndarray) -> np.ndarray:
-    """Tokens of the context for which a window is the best of its question's windows, bool.
+def max_context(windows: Windows, own: range) -> list[np.ndarray]:
+    """Tokens of the context for which each of a question's windows is the best one, bool (its count,).
 
-    All tokens of the windows `chosen`, one window after the other: shape (sum of `windows.count[chosen]`,).
     Google's rule: the best window is that with the most context on the poorer side of the token, plus 0.01 of
-    the window's size; the first one of equals.
+    the window's size; the first one of equals. `own`: all windows of a question.
     """
-    counts, first = windows.count[chosen], windows.first[chosen]
-    best = np.ones(int(counts.sum()), dtype=bool)
-    # Most questions have one window, whose tokens have no choice.
-    question = windows.question
-    several = np.zeros(len(windows), dtype=bool)
-    several[1:] = question[1:] == question[:-1]
-    several[:-1] |= several[1:]
-    rows = np.flatnonzero(several[chosen])
-    if not rows.size:
-        return best
-    flat = ragged_places((np.cumsum(counts) - counts)[rows], counts[rows])
-    of_row = np.repeat(rows, counts[rows])
-    token = ragged_places(first[rows], counts[rows])
-    window = np.asarray(chosen)[of_row]
-    own = _context_score(windows, window, token)
-    wins = np.ones(len(flat), dtype=bool)
-    for direction in (-1, 1):
-        distance = 0
-        while True:
-            distance += 1
-            other = window + direction * distance
-            near = (other >= 0) & (other < len(windows))
-            other = np.where(near, other, window)
-            near &= question[other] == question[window]
-            near &= (token >= windows.first[other]) & (token < windows.first[other] + windows.count[other])
-            if not near.any():
-                break
-            theirs = _context_score(windows, other, token)
-            wins &= ~near | ((own > theirs) if direction < 0 else (own >= theirs))
-    best[flat] = wins
-    return best
+    if len(own) == 1:  # as most questions have
+        return [np.ones(windows.count[own[0]], dtype=bool)]
+    spans = [slice(first, first + count) for first, count in zip(windows.first[own], windows.count[own])]
+    scores = np.full(max(span.stop for span in spans), -np.inf)
+    winner = np.zeros(len(scores), dtype=np.int64)
+    for window, span in zip(own, spans):
+        count = span.stop - span.start
+        left = np.arange(count)
+        # In Google's own float64 arithmetic, so that equals are equal
+        score = np.minimum(left, count - 1 - left) + 0.01 * count
+        better = score > scores[span]
+        scores[span][better], winner[span][better] = score[better], window
+    return [winner[span] == window for window, span in zip(own, spans)]
 
 
 def answer_tokens(
-    questions: Questions, contexts: Tokens, encoder: OffsetEncoder
+    questions: Questions, tokens: Tokens, encoder: OffsetEncoder
 ) -> tuple[np.ndarray, np.ndarray]:
     """The first and last context token of each question's first answer, int64 (Q,), (Q,).
 
@@ -398,59 +358,36 @@ def answer_tokens(
     context has at its place, else all tokens of the words that it touches ("Japan" where
     "japanese" is one token).
     """
-    answered = np.flatnonzero(questions.answer_starts >= 0)
-    starts, ends = questions.answer_starts[answered], questions.answer_ends[answered]
-    # Characters of all contexts one after the other, so that all tokens are found in one search.
-    sizes = np.array([len(context) + 1 for context in questions.contexts], dtype=np.int64)
-    before = np.cumsum(sizes) - sizes
-    of_token = np.repeat(before, np.diff(contexts.bounds))
-    token_starts, token_ends = contexts.starts + of_token, contexts.ends + of_token
-    context_of = questions.context_of[answered]
-    shift, base = before[context_of], contexts.bounds[context_of]
-
-    def locate(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first and last token that share a character with [start, end); last < first for none."""
-        first = np.searchsorted(token_ends, starts + shift, side="right")
-        last = np.searchsorted(token_starts, ends + shift, side="left") - 1
-        return first - base, last - base
-
-    first, last = locate(starts, ends)
-    own = encoder.encode([questions.answer(number) for number in answered.tolist()])
-    sizes = np.diff(own.bounds)
-    same = sizes == last - first + 1
-    # Compared in the answers that have as many tokens as their place
-    rows = np.flatnonzero(same & (sizes > 0))
-    equal = (
-        own.ids[ragged_places(own.bounds[rows], sizes[rows])]
-        == contexts.ids[ragged_places((base + first)[rows], sizes[rows])]
-    )
-    differing = np.repeat(rows, sizes[rows])[~equal]
-    same[differing] = False
-    for row in np.flatnonzero(~same).tolist():
-        context = questions.contexts[context_of[row]]
-        while starts[row] > 0 and context[starts[row] - 1] not in _GOOGLES_SPACES:
-            starts[row] -= 1
-        while ends[row] < len(context) and context[ends[row]] not in _GOOGLES_SPACES:
-            ends[row] += 1
-    first, last = locate(starts, ends)
-    nothing = last < first
-    tokens = np.full((2, len(questions)), [[-1], [-2]], dtype=np.int64)
-    tokens[0, answered[~nothing]], tokens[1, answered[~nothing]] = first[~nothing], last[~nothing]
-    return tokens[0], tokens[1]
+    answers = encoder.encode([questions.answer(number) for number in range(len(questions))])
+    found = np.full((2, len(questions)), [[-1], [-2]], dtype=np.int64)
+    for number in np.flatnonzero(questions.answer_starts >= 0).tolist():
+        start, end = int(questions.answer_starts[number]), int(questions.answer_ends[number])
+        of = int(questions.context_of[number])
+        context, inside = questions.contexts[of], slice(*tokens.bounds[of : of + 2])
+        first, last = _sharing(tokens, inside, start, end)
+        own = answers.ids[slice(*answers.bounds[number : number + 2])]
+        if not np.array_equal(tokens.ids[inside][first : last + 1], own):
+            while start > 0 and context[start - 1] not in _GOOGLES_SPACES:
+                start -= 1
+            while end < len(context) and context[end] not in _GOOGLES_SPACES:
+                end += 1
+            first, last = _sharing(tokens, inside, start, end)
+        if first <= last:
+            found[:, number] = first, last
+    return found[0], found[1]
 
 
-def _context_score(windows: Windows, window: np.ndarray, token: np.ndarray) -> np.ndarray:
-    """Google's score, in its own float64 arithmetic, so that equals are equal."""
-    count = windows.count[window]
-    left = token - windows.first[window]
-    return np.minimum(left, count - 1 - left) + 0.01 * count
+def _sharing(tokens: Tokens, inside: slice, start: int, end: int) -> tuple[int, int]:
+    """The first and last token of a text that share a character with [start, end); last < first for none."""
+    first = np.searchsorted(tokens.ends[inside], start, side="right")
+    return int(first), int(np.searchsorted(tokens.starts[inside], end, side="left")) - 1
 
 
-def _encode_parts(encoder: OffsetEncoder, texts: tuple[str, ...]) -> Tokens:
+def _encode_parts(encoder: OffsetEncoder, texts: Sequence[str]) -> Tokens:
     """As `encoder.encode`, in parts, so that memory is theirs."""
     parts = [
-        encoder.encode(texts[first : first + _CONTEXTS_PER_CALL])
-        for first in range(0, len(texts), _CONTEXTS_PER_CALL)
+        encoder.encode(texts[first : first + _TEXTS_PER_CALL])
+        for first in range(0, len(texts), _TEXTS_PER_CALL)
     ]
     sizes = np.concatenate([np.diff(part.bounds) for part in parts])
     return Tokens(
@@ -459,11 +396,3 @@ def _encode_parts(encoder: OffsetEncoder, texts: tuple[str, ...]) -> Tokens:
         np.concatenate([part.ends for part in parts]),
         np.concatenate([[0], np.cumsum(sizes)]),
     )
-
-
-def _cut(tokens: Tokens, most: int) -> Tokens:
-    """The first `most` tokens of each text."""
-    sizes = np.minimum(np.diff(tokens.bounds), most)
-    kept = ragged_places(tokens.bounds[:-1], sizes)
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    return Tokens(tokens.ids[kept], tokens.starts[kept], tokens.ends[kept], bounds)

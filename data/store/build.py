@@ -13,11 +13,13 @@ import contextlib
 import errno
 import functools
 import hashlib
+import json
 import os
 import shutil
 import uuid
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
@@ -42,18 +44,6 @@ class Interrupted(InputError):
     """A full disk, or another error of the system: what is unfinished stays, and the next call goes on."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Receives the numbers of a unit from `work`; `number` is the unit's place among all units."""
-
-    number: int
-    writers: Mapping[str, ColumnWriter]
-
-    def append(self, name: str, values: np.ndarray) -> None:
-        """Appends to the column `name`. Raises ValueError for integers that its dtype cannot hold."""
-        self.writers[name].append(values)
-
-
 class Skipped:
     """Records that `work` leaves out, to be called for each: their number and the first messages."""
 
@@ -66,19 +56,22 @@ class Skipped:
             self.messages.append(message)
 
 
-Work = Callable[[Any, Part], Mapping[str, Any]]
+Opened = TypeVar("Opened")
+Writers = Mapping[str, ColumnWriter]
+Work = Callable[[Any, int, Writers], Mapping[str, Any]]
 Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, int]]]
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Columns to build: `work(unit, part)` is called for each of `units()`, and appends to `part`.
+    """Columns to build: `work(unit, number, writers)` is called for each of `units()`, with its place among
+    all, and appends to the `writers` of a unit's columns.
 
     `units` is called only where something is to be built; it may read the input. A unit is a piece of it,
     with a `name` for messages and a `size` in bytes for progress. It is pickled, as is `work`, which
     returns "counts" (numbers, which are added up) and may return "messages" (lines about records that it
-    skipped; the first few are kept). Its result and parts depend on the unit alone. `identity` (JSON) decides
-    what is built: a partial build of the same identity is continued, one of another is thrown away.
+    skipped; the first few are kept). The result depends on the unit and its place alone. `identity` (JSON)
+    decides what is built: a partial build of the same identity is continued, one of another is thrown away.
     `manifest` (JSON) is written into manifest.json beside identity, counts, messages and columns; nothing in
     it may depend on the machine or the time. `check(counts, lengths of the columns)` may reject the result by
     raising InputError, or return more counts.
@@ -99,7 +92,7 @@ class BuildPlan:
 def build_columns(directory: str, plan: BuildPlan, num_workers: int, progress: Progress = SILENT) -> None:
     """Builds the columns of `plan` in `directory`, with `num_workers` processes (in this one if the input is
     small). On the way it takes twice the disk space of the result. Waits, returns and raises as
-    `make_directory`; a crashed worker leaves what is unfinished, too."""
+    `new_directory`; a crashed worker leaves what is unfinished, too."""
     # Folders of units have numbers, so it must be the same division of the input.
     division = hashlib.sha256()
     units = plan.units()
@@ -108,7 +101,9 @@ def build_columns(directory: str, plan: BuildPlan, num_workers: int, progress: P
     identity = as_json(plan.identity)
     label = {"identity": identity, "units": division.hexdigest(), "shard_bytes": plan.shard_bytes}
 
-    def make(partial: str) -> None:
+    with new_directory(directory, identity, progress, label) as partial:
+        if partial is None:
+            return
         writers = {each.name: ColumnWriter(partial, each, plan.shard_bytes) for each in plan.columns}
         try:
             for column in plan.columns:
@@ -134,57 +129,69 @@ def build_columns(directory: str, plan: BuildPlan, num_workers: int, progress: P
                 raise _disk_full(partial, units, error) from error
             raise
 
-    make_directory(directory, identity, make, progress, label)
+
+def open_or_build(
+    cache_dir: str,
+    prefix: str,
+    plan: BuildPlan,
+    opens: Callable[[str], Opened],
+    num_workers: int,
+    progress: Progress = SILENT,
+) -> Opened:
+    """Result of `opens` for the directory of this plan's identity, built where that is missing or damaged.
+
+    `opens` raises InputError for damage. Any number of processes and hosts may call this at once: one builds,
+    the others wait.
+    """
+    key = hashlib.sha256(json.dumps(plan.identity, sort_keys=True).encode("utf-8")).hexdigest()
+    directory = os.path.join(cache_dir, f"{prefix}-{key[:32]}")
+    if os.path.isdir(directory):
+        with contextlib.suppress(InputError):
+            return opens(directory)
+        # Alone, so that what is removed is not a good one that another process has put there meanwhile.
+        with locked(f"{directory}.repair", lambda: progress.note(f"waiting for the repair of {directory}")):
+            try:
+                return opens(directory)
+            except InputError:
+                aside = f"{directory}.damaged-{uuid.uuid4().hex[:8]}"
+                # It may be gone; and where there are no locks, another may have been first.
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(directory, aside)
+                shutil.rmtree(aside, ignore_errors=True)
+    build_columns(directory, plan, num_workers, progress)
+    return opens(directory)
 
 
-def make_directory(
-    directory: str,
-    identity: Mapping[str, Any],
-    make: Callable[[str], None],
-    progress: Progress,
-    label: Mapping[str, Any] | None = None,
-) -> None:
-    """Makes `directory` by `make(partial)`, which fills a directory and writes its manifest last.
+@contextlib.contextmanager
+def new_directory(
+    directory: str, identity: Mapping[str, Any], progress: Progress, label: Mapping[str, Any] | None = None
+) -> Iterator[str | None]:
+    """A partial directory, to be filled within, its manifest last; it then becomes `directory`. None where
+    nothing is to be done: `directory` is there with this identity.
 
-    `make` finds there what an interrupted call with the same `label` (without one: identity) has left, of
-    files only whole ones; in the folder UNFINISHED it keeps what is not part of the result. Other processes
-    that make the same directory meanwhile wait here, then find it. Returns at once if `directory` is there
-    with this identity.
-    Raises InputError for what `make` rejects (nothing is left), or if `directory` holds something else;
+    The partial one holds what an interrupted call with the same `label` (without one: identity) has left, of
+    files only whole ones; in its folder UNFINISHED is kept what is not part of the result. Other processes
+    that make the same directory meanwhile wait here, then find it.
+    Raises InputError for one that is raised within (nothing is left), or if `directory` holds something else;
     Interrupted.
     """
     directory, identity = os.path.abspath(directory), as_json(identity)
-    label = as_json(label if label is not None else identity)
     partial = f"{directory}.partial"
     try:
         if is_built(directory, identity):
+            yield None
             return
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         with locked(
             f"{directory}.lock", lambda: progress.note(f"waiting for another process to build {directory}")
         ) as alone:
             if is_built(directory, identity):
+                yield None
                 return
             if not alone:  # no locks on this file system: each builds privately, and the first rename wins
                 partial += f"-{uuid.uuid4().hex[:12]}"
-            unfinished = os.path.join(partial, UNFINISHED)
-            try:
-                if read_json(os.path.join(partial, MANIFEST)).get("identity") != identity:
-                    if read_json(os.path.join(unfinished, _LABEL)).get("label") != label:
-                        shutil.rmtree(partial, ignore_errors=True)
-                        os.makedirs(unfinished)
-                        write_json(os.path.join(unfinished, _LABEL), {"label": label})
-                    for name in filter(is_temporary, os.listdir(partial)):  # of a process that was killed
-                        os.unlink(os.path.join(partial, name))
-                    make(partial)
-                shutil.rmtree(unfinished, ignore_errors=True)
-                sync_directory(partial)
-            except BaseException as error:
-                # Bad input would stop the next call at the same place.
-                goes_on = not isinstance(error, InputError) or isinstance(error, (WorkerCrash, Interrupted))
-                if not alone or not goes_on:
-                    shutil.rmtree(partial, ignore_errors=True)
-                raise
+            with _continued(partial, identity, as_json(label or identity), alone) as unfinished:
+                yield unfinished
             try:
                 os.rename(partial, directory)
             except OSError:
@@ -202,6 +209,34 @@ def make_directory(
         raise Interrupted(f"cannot build {directory}: {error.strerror or error}{where}") from error
 
 
+@contextlib.contextmanager
+def _continued(
+    partial: str, identity: Mapping[str, Any], label: Mapping[str, Any], alone: bool
+) -> Iterator[str | None]:
+    """Gives `partial`, emptied if it has another label; None if it is complete, with this identity. After the
+    work within it has nothing unfinished; where that fails, it is left if the next call can go on with it."""
+    unfinished = os.path.join(partial, UNFINISHED)
+    try:
+        if read_json(os.path.join(partial, MANIFEST)).get("identity") == identity:
+            yield None
+        else:
+            if read_json(os.path.join(unfinished, _LABEL)).get("label") != label:
+                shutil.rmtree(partial, ignore_errors=True)
+                os.makedirs(unfinished)
+                write_json(os.path.join(unfinished, _LABEL), {"label": label})
+            for name in filter(is_temporary, os.listdir(partial)):  # of a process that was killed
+                os.unlink(os.path.join(partial, name))
+            yield partial
+        shutil.rmtree(unfinished, ignore_errors=True)
+        sync_directory(partial)
+    except BaseException as error:
+        # Bad input would stop the next call at the same place.
+        goes_on = not isinstance(error, InputError) or isinstance(error, (WorkerCrash, Interrupted))
+        if not alone or not goes_on:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
     """True if `directory` was built with this identity. Raises InputError if it holds anything else."""
     if not os.path.lexists(directory):
@@ -209,6 +244,10 @@ def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
     if not os.path.isdir(directory):
         raise InputError(f"{directory} is a file; give another name for the output, or remove it")
     if not os.listdir(directory):
+        if os.path.islink(directory) or os.path.ismount(directory):
+            raise InputError(
+                f"{directory} is a link or a mount, which nothing can replace; name a folder in it"
+            )
         return False
     manifest = read_json(os.path.join(directory, MANIFEST))
     if manifest.get("identity") == as_json(identity):
@@ -217,6 +256,13 @@ def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
         f"{directory} is there already, with other content or made with other settings; "
         "give another name for the output, or remove it"
     )
+
+
+def check_free(directory: str, known: Mapping[str, Any]) -> None:
+    """Raises InputError, as `is_built`, if `directory` holds what does not have this part of an identity: to
+    be called before the work that tells the rest."""
+    held = read_json(os.path.join(directory, MANIFEST)).get("identity")
+    is_built(directory, {**(held if isinstance(held, dict) else {}), **known})
 
 
 def unfinished_build(folder: str) -> tuple[str, str]:
@@ -231,7 +277,7 @@ def unfinished_build(folder: str) -> tuple[str, str]:
 
 
 def _append_units(
-    writers: Mapping[str, ColumnWriter],
+    writers: Writers,
     partial: str,
     plan: BuildPlan,
     units: Sequence[Any],
@@ -247,7 +293,7 @@ def _append_units(
     jobs = [_Job(number, unit, unit.name) for number, unit in enumerate(units) if number not in found]
     total = sum(unit.size for unit in units)
     done = sum(units[number].size for number in found)
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     messages: list[str] = []
     progress.begin(plan.what, total)
     try:
@@ -268,8 +314,7 @@ def _append_units(
                     result = next(made)
                     done += unit.size
                 _append_folder(writers, plan, os.path.join(unfinished, str(number)), result["columns"])
-                for name, count in result["counts"].items():
-                    counts[name] = counts.get(name, 0) + count
+                counts.update(result["counts"])
                 messages = [*messages, *result["messages"]][:MESSAGES_KEPT]
                 progress.update(done, counts)
     finally:
@@ -295,7 +340,7 @@ def _make_folder(
     # Nothing is synced: what a lost machine leaves damaged does not have its checksum.
     writers = {column.name: ColumnWriter(temporary, column, shard_bytes, sync=False) for column in columns}
     try:
-        result = work(job.unit, Part(job.number, writers))
+        result = work(job.unit, job.number, writers)
         content = {
             "counts": {name: int(number) for name, number in result.get("counts", {}).items()},
             "messages": list(result.get("messages", [])),
@@ -317,15 +362,13 @@ def _whole(unfinished: str, number: int) -> dict[str, Any] | None:
     folder = os.path.join(unfinished, str(number))
     result = read_json(os.path.join(folder, _RESULT))
     try:
-        check_sums(folder, result.get("columns", {}))
-    except InputError:
+        check_sums(folder, result["columns"])
+    except (KeyError, InputError):
         return None
-    return result if "columns" in result else None
+    return result
 
 
-def _append_folder(
-    writers: Mapping[str, ColumnWriter], plan: BuildPlan, folder: str, described: Mapping[str, Any]
-) -> None:
+def _append_folder(writers: Writers, plan: BuildPlan, folder: str, described: Mapping[str, Any]) -> None:
     """Appends the columns of a unit to those of the build, block by block."""
     before = _rows(plan, writers)
     for column in plan.columns:
@@ -340,7 +383,7 @@ def _append_folder(
                     writer.append(values)
 
 
-def _rows(plan: BuildPlan, writers: Mapping[str, ColumnWriter]) -> dict[str, int]:
+def _rows(plan: BuildPlan, writers: Writers) -> dict[str, int]:
     """Elements of each column; of a column of offsets without the 0 that it begins with."""
     return {each.name: writers[each.name].length - (each.ends_of is not None) for each in plan.columns}
 

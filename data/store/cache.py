@@ -1,21 +1,15 @@
-"""Caches named by content: checksums that are remembered, one builder while others wait, damage rebuilt."""
+"""Checksums of source files, and checks of stores, that are remembered."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-import shutil
 import time
-import uuid
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.files import sha256_of_all
-from base.locks import locked
 from base.progress import SILENT, Progress
-from data.store.build import BuildPlan, build_columns
 from data.store.columns import MappedFiles, check_sums
 from data.store.manifest import MANIFEST, read_json, write_json
 
@@ -25,25 +19,23 @@ _HASHES_KEPT = 100_000
 # A file that was changed so recently may be changed again without its time showing it.
 _SETTLED_NS = 2_000_000_000
 
-Opened = TypeVar("Opened")
-
 
 class SourceFile(NamedTuple):
-    """A file that a store is made from."""
+    """A file that a store is made from, as it was before it was read. It may be a unit of a build."""
 
-    path: str
-    size: int  # bytes
+    name: str  # its path
+    facts: list[int]
     sha256: str
 
     @property
-    def name(self) -> str:
-        """The path, for messages: a file may be a unit of a build."""
-        return self.path
+    def size(self) -> int:
+        """In bytes."""
+        return self.facts[0]
 
     @property
     def described(self) -> dict[str, Any]:
         """Name, size and SHA-256, for a manifest: nothing that depends on the machine."""
-        return {"name": os.path.basename(self.path), "size": self.size, "sha256": self.sha256}
+        return {"name": os.path.basename(self.name), "size": self.size, "sha256": self.sha256}
 
 
 def describe_sources(
@@ -89,42 +81,19 @@ def describe_sources(
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(memo_path), exist_ok=True)
             write_json(memo_path, dict(entries))
-    return [SourceFile(path, fact[0], str(checksum)) for path, fact, checksum in zip(paths, facts, known)]
+    return [SourceFile(path, fact, str(checksum)) for path, fact, checksum in zip(paths, facts, known)]
 
 
-def file_facts(paths: Sequence[str]) -> list[list[int]]:
-    """Size, time of change (ns) and inode of each file. Raises InputError for one that is not there."""
-    try:
-        return [_facts(path) for path in paths]
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
-
-
-def open_or_build(
-    cache_dir: str,
-    prefix: str,
-    plan: BuildPlan,
-    opens: Callable[[str], Opened],
-    num_workers: int,
-    progress: Progress = SILENT,
-) -> Opened:
-    """Result of `opens` for the directory of this plan's identity, built where that is missing or damaged.
-
-    `opens` raises InputError for damage. Any number of processes and hosts may call this at once: one builds,
-    the others wait.
-    """
-    key = hashlib.sha256(json.dumps(plan.identity, sort_keys=True).encode("utf-8")).hexdigest()
-    directory = os.path.join(cache_dir, f"{prefix}-{key[:32]}")
-    if os.path.isdir(directory):
+def check_unchanged(sources: Sequence[SourceFile], done: str) -> None:
+    """Raises InputError for the first file that is not as it was before `describe_sources` read it and what
+    was `done`."""
+    for source in sources:
         try:
-            return opens(directory)
-        except InputError:
-            with locked(
-                f"{directory}.repair", lambda: progress.note(f"waiting for the repair of {directory}")
-            ):
-                _discard_damaged(directory, opens)
-    build_columns(directory, plan, num_workers, progress)
-    return opens(directory)
+            changed = _facts(source.name) != source.facts
+        except OSError as error:
+            raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+        if changed:
+            raise InputError(f"{source.name} changed while it was {done}; leave it alone and start again")
 
 
 def verify_once(
@@ -151,19 +120,7 @@ def verify_once(
         write_json(note, {"files": facts()})
 
 
-def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
-    """Removes the directory, unless another process has meanwhile put a good one in its place."""
-    if not os.path.isdir(directory):
-        return
-    try:
-        opens(directory)
-    except InputError:
-        aside = f"{directory}.damaged-{uuid.uuid4().hex[:8]}"
-        with contextlib.suppress(FileNotFoundError):  # where there are no locks, another may have been first
-            os.rename(directory, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def _facts(path: str) -> list[int]:
+    """Size, time of change (ns) and inode of a file."""
     facts = os.stat(path)
     return [facts.st_size, facts.st_mtime_ns, facts.st_ino]

@@ -21,15 +21,10 @@ from base.progress import SILENT, Progress
 from data.formats.files import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, Part, Skipped
-from data.store.cache import (
-    SourceFile,
-    describe_sources,
-    open_or_build,
-    verify_once,
-)
+from data.store.build import BuildPlan, Skipped, Writers, open_or_build
+from data.store.cache import SourceFile, check_unchanged, describe_sources, verify_once
 from data.store.columns import Column, MappedFiles, map_columns
-from data.store.manifest import MANIFEST, check_figures, read_json
+from data.store.manifest import MANIFEST, check_figures, naming_damage, read_json
 
 FORMAT = "instance-store-1"
 _CHECK_ROWS = 1 << 18
@@ -100,7 +95,7 @@ class InstanceStore:
         manifest = read_json(os.path.join(directory, MANIFEST))
         if manifest.get("format") != FORMAT:
             raise InputError(f"{directory} is not a store of instances of the form {FORMAT}")
-        try:
+        with naming_damage(f"the store of instances {directory}", "delete it to have it made again"):
             check_figures(manifest)
             columns = instance_columns(int(manifest["vocab_size"]))
             arrays, files = map_columns(directory, manifest["columns"], columns)
@@ -108,11 +103,6 @@ class InstanceStore:
             if verify:
                 verify_once(directory, manifest["columns"], files, lambda: _check_values(store))
             _check_lengths(store)
-        except (InputError, KeyError, TypeError, ValueError) as error:
-            what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
-            raise InputError(
-                f"the store of instances {directory} is damaged: {what}; delete it to have it made again"
-            ) from error
         return store
 
 
@@ -141,11 +131,10 @@ def instance_columns(vocab_size: int) -> list[Column]:
 
 
 def write_rows(
-    part: Part, blocks: Iterable[PretrainingArrays], token_width: int = 0, prediction_width: int = 0
+    writers: Writers, blocks: Iterable[PretrainingArrays], token_width: int = 0, prediction_width: int = 0
 ) -> dict[str, int]:
-    """Appends padded blocks of instances, checked already, to a part of a store, as one source; returns the
-    counts of the part. The source's widths are those of its widest block, and at least the two given here."""
-    append = part.append
+    """Appends padded blocks of instances, checked already, to the columns of a unit, as one source; returns
+    its counts. The source's widths are those of its widest block, and at least the two given here."""
     instances = tokens = predictions = 0
     for block in blocks:
         rows, width = block.input_ids.shape
@@ -153,22 +142,22 @@ def write_rows(
         inside = np.arange(width) < lengths[:, None]
         kept = block.masked_lm_weights != 0
         counts = kept.sum(axis=1)
-        append("ids", block.input_ids[inside])
-        append("segments", block.segment_ids[inside])
-        append("lengths", lengths)
-        append("token_ends", tokens + np.cumsum(lengths))
-        append("positions", block.masked_lm_positions[kept])
-        append("masked_ids", block.masked_lm_ids[kept])
-        append("weights", block.masked_lm_weights[kept])
-        append("prediction_ends", predictions + np.cumsum(counts))
-        append("labels", block.next_sentence_labels)
+        writers["ids"].append(block.input_ids[inside])
+        writers["segments"].append(block.segment_ids[inside])
+        writers["lengths"].append(lengths)
+        writers["token_ends"].append(tokens + np.cumsum(lengths))
+        writers["positions"].append(block.masked_lm_positions[kept])
+        writers["masked_ids"].append(block.masked_lm_ids[kept])
+        writers["weights"].append(block.masked_lm_weights[kept])
+        writers["prediction_ends"].append(predictions + np.cumsum(counts))
+        writers["labels"].append(block.next_sentence_labels)
         instances += rows
         tokens += int(lengths.sum())
         predictions += int(counts.sum())
         token_width, prediction_width = max(token_width, width), max(prediction_width, kept.shape[1])
-    append("source_ends", np.array([instances]))
-    append("token_widths", np.array([token_width]))
-    append("prediction_widths", np.array([prediction_width]))
+    writers["source_ends"].append(np.array([instances]))
+    writers["token_widths"].append(np.array([token_width]))
+    writers["prediction_widths"].append(np.array([prediction_width]))
     return {"instances": instances, "tokens": tokens, "predictions": predictions}
 
 
@@ -232,25 +221,26 @@ def _check_values(store: InstanceStore) -> None:
             raise InputError(f"instances from {start} to {stop - 1} hold values out of range")
 
 
-def _convert_file(vocab_size: int, skip_bad_records: bool, unit: SourceFile, part: Part) -> dict[str, Any]:
-    """Reads and checks one file in a worker process and appends its instances to a part."""
+def _convert_file(
+    vocab_size: int, skip_bad_records: bool, unit: SourceFile, number: int, writers: Writers
+) -> dict[str, Any]:
+    """Reads and checks one file in a worker process and appends its instances to a unit's columns."""
     skipped = Skipped()
-    blocks = read_instances(unit.path, vocab_size, skipped if skip_bad_records else None)
 
     def watched() -> Iterator[PretrainingArrays]:
         with open(os.devnull, "w") as nowhere:
+            # On a damaged file the HDF5 library can loop for ever, where no exception reaches it.
+            dump = faulthandler.dump_traceback_later
+            watch = functools.partial(dump, SECONDS_PER_BLOCK, exit=True, file=nowhere)
             try:
-                while True:
-                    # On a damaged file the HDF5 library can loop for ever, where no exception reaches it.
-                    faulthandler.dump_traceback_later(SECONDS_PER_BLOCK, exit=True, file=nowhere)
-                    block = next(blocks, None)
-                    if block is None:
-                        return
+                watch()
+                for block in read_instances(unit.name, vocab_size, skipped if skip_bad_records else None):
                     yield block
+                    watch()
             finally:
                 faulthandler.cancel_dump_traceback_later()
 
-    counts = write_rows(part, watched())
+    counts = write_rows(writers, watched())
     return {"counts": {**counts, "skipped": skipped.count}, "messages": skipped.messages}
 
 
@@ -266,11 +256,13 @@ def instance_store_plan(
     Every value is checked once, here. The files are read in worker processes, one file each at a time, in
     bounded memory; a library that crashes on a damaged file takes only its worker along. With
     `skip_bad_records` bad instances are counted and left out. `cache_dir`: as for `describe_sources`.
-    Raises InputError for a file that cannot be read; the build names the file and the instance.
+    Raises InputError for a file that cannot be read; the build names the file and the instance, or a file
+    that changes meanwhile.
     """
     sources = describe_sources(paths, cache_dir, progress)
 
     def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> None:
+        check_unchanged(sources, "converted")
         if not counts.get("instances"):
             files = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} other files"
             raise InputError(
@@ -308,6 +300,5 @@ def cached_instances(
     Its name is a hash of the files' content, so that moved files find it and changed ones do not. Several
     processes may ask at once: one converts, the others wait for it. Raises InputError as the build.
     """
-    cache = os.path.expanduser(cache_dir)
-    plan = instance_store_plan(paths, vocab_size, skip_bad_records, cache, progress)
-    return open_or_build(cache, "instances", plan, InstanceStore.open, num_workers, progress)
+    plan = instance_store_plan(paths, vocab_size, skip_bad_records, cache_dir, progress)
+    return open_or_build(cache_dir, "instances", plan, InstanceStore.open, num_workers, progress)

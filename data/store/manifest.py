@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Mapping
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping
 
 from base.errors import InputError
 from base.files import replacing
@@ -41,18 +42,30 @@ def checksum_of(content: Mapping[str, Any]) -> str:
 
 
 def check_figures(manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError where a store's manifest has no counts, messages and sources of the right types."""
-    counts, messages, sources = (manifest.get(name) for name in ("counts", "messages", "sources"))
-    if not isinstance(counts, dict) or not all(
-        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in counts.values()
-    ):
-        raise ValueError("its counts are no numbers")
-    if not isinstance(messages, list) or not all(isinstance(each, str) for each in messages):
-        raise ValueError("its messages are no text")
-    if not isinstance(sources, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("name"), str) for each in sources
-    ):
-        raise ValueError("its sources are no files")
+    """Raises KeyError, TypeError or ValueError where a store's manifest has no counts, messages and sources
+    of the right types."""
+    counts, messages, sources = (manifest[name] for name in ("counts", "messages", "sources"))
+    good = (
+        isinstance(counts, dict)
+        and isinstance(messages, list)
+        and isinstance(sources, list)
+        and all(type(each) is int and each >= 0 for each in counts.values())
+        and all(isinstance(each, str) for each in messages)
+        and all(isinstance(each["name"], str) and isinstance(each["size"], int) for each in sources)
+    )
+    if not good:
+        raise ValueError("counts, messages or sources of other types")
+
+
+@contextmanager
+def naming_damage(store: str, remedy: str) -> Iterator[None]:
+    """Whatever is wrong with a manifest, or with the files that it describes, is an InputError that names the
+    store and says how to mend it."""
+    try:
+        yield
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        fault = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
+        raise InputError(f"{store} is damaged: {fault}; {remedy}") from error
 
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:

@@ -20,15 +20,10 @@ from base.errors import InputError
 from base.json_files import read_json_object
 from base.progress import SILENT, Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, Part, Skipped
-from data.store.cache import (
-    describe_sources,
-    file_facts,
-    open_or_build,
-    verify_once,
-)
+from data.store.build import BuildPlan, Skipped, Writers, open_or_build
+from data.store.cache import check_unchanged, describe_sources, verify_once
 from data.store.columns import Column, MappedFiles, map_columns
-from data.store.manifest import MANIFEST, check_figures, checksum_of, read_json, write_json
+from data.store.manifest import MANIFEST, check_figures, checksum_of, naming_damage, read_json, write_json
 from data.text.corpus import TextUnit, read_unit, text_units
 from data.text.sentences import UNKNOWN
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
@@ -89,8 +84,21 @@ class TokenStore:
         A successful check is remembered beside the store (verified.json) and not repeated while the files are
         the same ones. Raises InputError when the store is missing, incomplete or damaged.
         """
-        manifest = _read_manifest(directory)
-        try:
+        path = os.path.join(directory, MANIFEST)
+        manifest, there = read_json(path), os.path.isfile(path)
+        version = str(manifest.get("format"))
+        if manifest and version.startswith(_KIND) and version != FORMAT:
+            raise InputError(
+                f"{directory} is a {version}, but this version reads {FORMAT}: prepare the text again with "
+                "python -m data.prepare (the token store of a cache may just be deleted)"
+            )
+        if manifest and version != FORMAT:
+            raise InputError(f"{directory} is not a token store; make one with python -m data.prepare")
+        if not there and not os.path.isfile(os.path.join(directory, "ids-00000.bin")):
+            raise InputError(f"{directory} is not a token store: it has no {MANIFEST}")
+        with naming_damage(f"the token store {directory}", "delete it to have it rebuilt"):
+            if not manifest:
+                raise InputError("its manifest cannot be read" if there else f"it has no {MANIFEST}")
             check_figures(manifest)
             columns = token_columns(len(manifest["vocabulary"]["tokens"]))
             arrays, files = map_columns(directory, manifest["columns"], columns)
@@ -100,10 +108,6 @@ class TokenStore:
             )
             if verify:
                 verify_once(directory, manifest["columns"], files, lambda: _check_structure(store))
-        except InputError as error:
-            raise _damaged(directory, str(error)) from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(directory, "its manifest is incomplete") from error
         return store
 
 
@@ -128,9 +132,9 @@ def token_store_plan(
     """
     sources = describe_sources(paths, cache_dir, progress)
     vocabulary = settings.vocabulary
-    before = file_facts(paths)
     common = {"tokenizer": settings.fingerprint, "text": asdict(text)}
     checksums = [source.sha256 for source in sources]
+    named = f"{paths[0]}{' and the other files' if len(paths) > 1 else ''}"
     # Exports know a store by its manifest's SHA-256, which the order of the keys is a part of.
     identity = {"format": FORMAT, "vocabulary": vocabulary.sha256, **common, "sources": checksums}
     manifest = {
@@ -142,14 +146,12 @@ def token_store_plan(
     }
 
     def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> dict[str, int]:
-        changed = [path for path, was, now in zip(paths, before, file_facts(paths)) if was != now]
-        if changed:
-            raise InputError(f"{changed[0]} changed while it was tokenized; leave it alone and start again")
+        check_unchanged(sources, "tokenized")
         if not counts.get("tokens"):
-            raise InputError(f"no sentence in {_named(paths)}")
+            raise InputError(f"no sentence in {named}")
         if lengths["documents"] < 2:
             raise InputError(
-                f"a single document in {_named(paths)}, but next-sentence prediction needs two or more: "
+                f"a single document in {named}, but next-sentence prediction needs two or more: "
                 "separate documents by blank lines, or give each its own file"
             )
         return {"documents": lengths["documents"]}
@@ -179,33 +181,8 @@ def cached_store(
     files find it again and changed ones do not. Safe to call from several processes and hosts at once: one
     builds, the others wait. A damaged store is built again. Raises InputError as the build.
     """
-    cache_dir = os.path.expanduser(cache_dir)
     plan = token_store_plan(paths, settings, text, cache_dir, progress)
     return open_or_build(cache_dir, "tokens", plan, TokenStore.open, num_workers, progress)
-
-
-def _named(paths: Sequence[str]) -> str:
-    return f"{paths[0]}{' and the other files' if len(paths) > 1 else ''}"
-
-
-def _read_manifest(directory: str) -> dict[str, Any]:
-    path = os.path.join(directory, MANIFEST)
-    if not os.path.isfile(path):
-        if os.path.isfile(os.path.join(directory, "ids-00000.bin")):
-            raise _damaged(directory, f"it has no {MANIFEST}")
-        raise InputError(f"{directory} is not a token store: it has no {MANIFEST}")
-    manifest = read_json(path)
-    if not manifest:
-        raise _damaged(directory, "its manifest cannot be read")
-    version = str(manifest.get("format"))
-    if version.startswith(_KIND) and version != FORMAT:
-        raise InputError(
-            f"{directory} is a {version}, but this version reads {FORMAT}: prepare the text again with "
-            "python -m data.prepare (the token store of a cache may just be deleted)"
-        )
-    if version != FORMAT:
-        raise InputError(f"{directory} is not a token store; make one with python -m data.prepare")
-    return manifest
 
 
 def _check_structure(store: TokenStore) -> None:
@@ -228,10 +205,6 @@ def _check_structure(store: TokenStore) -> None:
             raise InputError("it holds ids outside the vocabulary")
 
 
-def _damaged(directory: str, what: str) -> InputError:
-    return InputError(f"the token store {directory} is damaged: {what}; delete it to have it rebuilt")
-
-
 def token_columns(vocab_size: int) -> list[Column]:
     """The columns of a token store; ids are 16 bits wide if the vocabulary fits, else 32."""
     return [
@@ -241,31 +214,33 @@ def token_columns(vocab_size: int) -> list[Column]:
     ]
 
 
+@dataclass(frozen=True)
 class TokenizeUnit:
     """Tokenizes one unit of text at a time. Picklable; the tokenizer is made in the process that works."""
 
-    def __init__(self, settings: TokenizerSettings, text: TextConfig) -> None:
-        self._settings, self._text = settings, text
-        self._tokenizer: Tokenizer | None = None
+    settings: TokenizerSettings
+    text: TextConfig
 
-    def __call__(self, unit: TextUnit, part: Part) -> dict[str, Any]:
-        if self._tokenizer is None:
-            self._tokenizer = self._settings.build()
-        vocab_size, skipped = len(self._settings.vocabulary), Skipped()
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return self.settings.build()
+
+    def __call__(self, unit: TextUnit, place: int, writers: Writers) -> dict[str, Any]:
+        vocab_size, skipped = len(self.settings.vocabulary), Skipped()
         lines = sentences = tokens = unknown_marks = 0
-        batches = _batches(read_unit(unit, self._text, skipped))
+        batches = _batches(read_unit(unit, self.text, skipped))
         for number, (batch, document_ends) in enumerate(batches):
             # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
-            ids, ends = self._tokenizer.encode(batch, (part.number << 32) + number)
+            ids, ends = self._tokenizer.encode(batch, (place << 32) + number)
             if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
                 raise InputError(
                     f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {vocab_size}"
                 )
             kept = np.diff(ends, prepend=0) > 0  # sentences without tokens are left out
             before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
-            part.append("ids", ids.astype(np.uint32))
-            part.append("sentences", tokens + ends[kept])
-            part.append("documents", sentences + before[document_ends])
+            writers["ids"].append(ids.astype(np.uint32))
+            writers["sentences"].append(tokens + ends[kept])
+            writers["documents"].append(sentences + before[document_ends])
             lines, tokens, sentences = lines + len(batch), tokens + len(ids), sentences + int(before[-1])
             # Words that the text's makers took out: <unk> in WikiText.
             unknown_marks += sum(line.count(UNKNOWN) for line in batch)

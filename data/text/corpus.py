@@ -6,6 +6,7 @@ import glob
 import os
 import stat
 from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Callable, Iterator, Sequence
 
 from base.errors import InputError
@@ -109,7 +110,10 @@ def read_unit(
     limit = MAX_SENTENCE_BYTES if one_sentence else MAX_PARAGRAPH_BYTES
     blocks = line_blocks(unit.path, unit.start, None if unit.packed else unit.end, limit, problems)
     found = paragraphs(unit.format, blocks, problems, inside=unit.start > 0, ends=unit.last)
-    return found if one_sentence else _split(found)
+    if one_sentence:
+        return found
+    split = ((None,) if each is None else split_sentences(each) for each in found)
+    return chain.from_iterable(split)
 
 
 def sentences(
@@ -137,13 +141,9 @@ def documents(
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[list[str]]:
     """The documents of the files, each a non-empty list of sentences. Otherwise as `sentences`."""
-    document: list[str] = []
-    for sentence in sentences(paths, settings, on_bad):
-        if sentence is None:
-            yield document
-            document = []
-        else:
-            document.append(sentence)
+    for ends, group in groupby(sentences(paths, settings, on_bad), lambda each: each is None):
+        if not ends:
+            yield [each for each in group if each is not None]
 
 
 def _files_below(directory: str, flag: str) -> Iterator[str]:
@@ -189,11 +189,3 @@ def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUn
         TextUnit(f"{path}, bytes {start} to {end}", path, start, end, text_format, end == size)
         for start, end in zip(borders, borders[1:])
     ]
-
-
-def _split(paragraphs: Iterator[str | None]) -> Iterator[str | None]:
-    for paragraph in paragraphs:
-        if paragraph is None:
-            yield None
-        else:
-            yield from split_sentences(paragraph)

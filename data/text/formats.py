@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import html
 import json
 import re
@@ -277,33 +278,20 @@ def _decoded(line: bytes) -> str:
 def _probe(path: str) -> bytes:
     """The first 64 KiB of the file from its first line with text, without a byte order mark."""
     with open_text(path) as handle:
-        text = handle.read(PROBE_BYTES)
-        if text.startswith(b"\xef\xbb\xbf"):
-            text = text[3:]
+        text = handle.read(PROBE_BYTES).removeprefix(codecs.BOM_UTF8)
         while text and not text.strip():
             text = text[-1:] + handle.read(_BLANK_BLOCK) if len(text) > 1 else handle.read(_BLANK_BLOCK)
         blank = len(text) - len(text.lstrip())
-        begin = text.rfind(b"\n", 0, blank) + 1
-        text = text[begin:]
-        if len(text) < PROBE_BYTES:
-            text += handle.read(PROBE_BYTES - len(text))
-        return text[:PROBE_BYTES]
+        text = text[text.rfind(b"\n", 0, blank) + 1 :]
+        return (text + handle.read(max(0, PROBE_BYTES - len(text))))[:PROBE_BYTES]
 
 
 def _next_line(handle: IO[bytes], position: int, end: int) -> int:
     """Start of the first line that begins at `position` or later."""
     if position <= 0:
         return 0
-    position -= 1  # a newline just before `position` makes it a beginning
-    handle.seek(position)
-    size = 4096
-    while position < end:
-        block = handle.read(size)
-        if not block:
-            return end
-        newline = block.find(b"\n")
-        if newline >= 0:
-            return min(position + newline + 1, end)
-        position += len(block)
-        size = _BLANK_BLOCK
+    handle.seek(position - 1)  # a newline just before `position` makes it a beginning
+    while block := handle.readline(_BLANK_BLOCK):
+        if block.endswith(b"\n"):
+            return min(handle.tell(), end)
     return end

@@ -36,14 +36,13 @@ def packing(handle: IO[bytes]) -> str:
     return next((name for name, magic in _FORMATS.items() if re.match(magic, start)), "")
 
 
-def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], tuple[type[Exception], ...]]:
-    """The class that reads what a program has packed, and what it raises for damage."""
-    if program == "gzip":
-        return lambda handle: gzip.GzipFile(fileobj=handle), (EOFError, OSError, zlib.error)
-    if program == "bzip2":
-        return bz2.BZ2File, (EOFError, OSError)
-    if program == "xz":
-        return lzma.LZMAFile, (EOFError, lzma.LZMAError)
+def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], type[Exception]]:
+    """The function that opens what a program has packed, and what it raises for damage beside EOFError and
+    OSError."""
+    if program != "zstd":
+        known: dict[str, tuple[Callable[[Any], Any], type[Exception]]]
+        known = {"gzip": (gzip.open, zlib.error), "bzip2": (bz2.open, EOFError)}
+        return known.get(program, (lzma.open, lzma.LZMAError))
     try:
         try:
             from compression import zstd  # Python 3.14
@@ -54,7 +53,7 @@ def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], tuple[type[E
             f"{path} is packed by zstd, which this Python does not read: pip install backports.zstd, or "
             "unpack it with unzstd"
         ) from error
-    return zstd.ZstdFile, (EOFError, zstd.ZstdError)
+    return zstd.open, zstd.ZstdError
 
 
 BLOCK_BYTES = 1 << 20
@@ -135,8 +134,8 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
             if not program:
                 yield handle
                 return
-            opens, found = _reader(program, path)
-            damages = (OSError, *found)
+            opens, damage = _reader(program, path)
+            damages = (OSError, EOFError, damage)
             with opens(handle) as text:
                 yield text
     except damages as error:

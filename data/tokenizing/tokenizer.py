@@ -121,7 +121,7 @@ MAX_CHARS_PER_WORD = 200  # longer words become [UNK], as in Google's code
 # noncharacter between them as a token of its own.
 _SEPARATOR = "\ufdd1"
 _WORDS_PER_STRING = 128
-_SURROGATES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")  # halves of pairs, which JSON's escapes can hold and UTF-8 cannot
 
 
 def bert_normalizer(cased: bool) -> BertNormalizer:
@@ -142,11 +142,8 @@ def hugging_face(ids: dict[str, int], unknown: str, cased: bool) -> HuggingFaceT
 
 
 def without_surrogates(word: str) -> str:
-    """The word without halves of surrogate pairs, which no UTF-8 can hold (a JSON file's escapes can).
-
-    They are removed like control characters; Hugging Face takes no string with one.
-    """
-    return word if word.isascii() else _SURROGATES.sub("", word)
+    """The word without SURROGATES, removed like control characters: Hugging Face takes no string with one."""
+    return word if word.isascii() else SURROGATES.sub("", word)
 
 
 class WordPieceTokenizer:
@@ -191,6 +188,11 @@ class WordPieceTokenizer:
 
 
 MAX_MODEL_BYTES = 256 << 20  # the model of mT5's 250,000 pieces has 4 MiB
+# Of sentencepiece_model.proto's ModelProto, the two tables of text normalization (precompiled_charsmap) alone
+_MODEL = {
+    "Model": {"normalizer": (3, "Normalizer"), "denormalizer": (5, "Normalizer")},
+    "Normalizer": {"table": (2, "bytes")},
+}
 
 
 def load_processor(path: str) -> Any:
@@ -214,14 +216,12 @@ def load_processor(path: str) -> Any:
     return processor
 
 
-def sentencepiece_package() -> Any:
-    """The package; InputError where there is none."""
+def sentencepiece_package(option: str = "--sentencepiece") -> Any:
+    """The package, which only some options need; InputError where there is none."""
     try:
-        import sentencepiece  # only --sentencepiece needs it
+        import sentencepiece
     except ImportError as error:
-        raise InputError(
-            "--sentencepiece needs the sentencepiece package: pip install sentencepiece"
-        ) from error
+        raise InputError(f"{option} needs the sentencepiece package: pip install sentencepiece") from error
     return sentencepiece
 
 
@@ -235,35 +235,16 @@ def check_model(content: bytes, path: str) -> None:
     """
     from google.protobuf.message import DecodeError  # 40 ms, which only --sentencepiece needs
 
+    from data.protobuf import message_types
+
     sound = False
     if 0 < len(content) <= MAX_MODEL_BYTES:
         with contextlib.suppress(DecodeError):
-            model = _model_type().FromString(content)
+            model = message_types(_MODEL)["Model"].FromString(content)
             tables = (model.normalizer.table, model.denormalizer.table)
             sound = all(_is_sound(table) for table in tables if table)
     if not sound:
         raise InputError(f"--sentencepiece: {path} is not a SentencePiece model")
-
-
-def _model_type() -> Any:
-    """The message class of sentencepiece_model.proto's ModelProto, with the tables of its two NormalizerSpecs
-    (precompiled_charsmap) alone; in a pool of its own."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="model.proto", package="model")
-    field = descriptor_pb2.FieldDescriptorProto
-    of_spec: dict[str, Any] = {
-        "type": field.TYPE_MESSAGE,
-        "type_name": ".model.Spec",
-        "label": field.LABEL_OPTIONAL,
-    }
-    spec, model = file.message_type.add(name="Spec"), file.message_type.add(name="Model")
-    spec.field.add(name="table", number=2, type=field.TYPE_BYTES, label=field.LABEL_OPTIONAL)
-    model.field.add(name="normalizer", number=3, **of_spec)
-    model.field.add(name="denormalizer", number=5, **of_spec)
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("model.Model"))
 
 
 def _is_sound(table: bytes) -> bool:

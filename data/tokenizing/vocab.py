@@ -58,11 +58,9 @@ def load_vocab(path: str) -> Vocabulary:
     holds an empty line, a NUL or a token twice, or lacks a special token.
     """
     content = read_regular(path, MAX_VOCAB_BYTES, f"the vocabulary {path}")
-    if content.startswith(codecs.BOM_UTF8):
-        content = content[len(codecs.BOM_UTF8) :]
     tokens: list[str] = []
-    lines = content.split(b"\n")
-    if lines and not lines[-1].strip():
+    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    if not lines[-1].strip():
         lines.pop()
     for number, raw in enumerate(lines, 1):
         try:
@@ -126,20 +124,24 @@ def vocabulary_from_saved(saved: Mapping[str, Any], source: str) -> Vocabulary:
 
     Raises InputError for anything else: other types, ids beyond the tokens, another checksum.
     """
-    if not isinstance(saved, Mapping):
-        raise InputError(f"{source}: the saved vocabulary is damaged (no dictionary); write it again")
-    kind, tokens, special = saved.get("kind"), saved.get("tokens"), saved.get("special_ids")
-    if kind not in KINDS:
-        raise InputError(f"{source}: the saved vocabulary is damaged (unknown kind); write it again")
-    if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
-        raise InputError(f"{source}: the saved vocabulary is damaged (tokens are no strings); write it again")
-    if (
+    content = saved if isinstance(saved, Mapping) else {}
+    found: list[Any] = [content.get(name) for name in ("kind", "tokens", "special_ids")]
+    kind, tokens, special = found
+    fault = ""
+    if content is not saved:
+        fault = "no dictionary"
+    elif kind not in KINDS:
+        fault = "unknown kind"
+    elif not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
+        fault = "tokens are no strings"
+    elif (
         not isinstance(special, list)
-        or len(special) != len(SPECIAL_TOKENS)
         or not all(type(index) is int and 0 <= index < len(tokens) for index in special)
-        or len(set(special)) != len(special)
+        or not len(set(special)) == len(special) == len(SPECIAL_TOKENS)
     ):
-        raise InputError(f"{source}: the saved vocabulary is damaged (ids of special tokens); write it again")
+        fault = "ids of special tokens"
+    if fault:
+        raise InputError(f"{source}: the saved vocabulary is damaged ({fault}); write it again")
     _unique_ids(tokens, source)
     try:
         vocabulary = _build(tokens, special, kind)
@@ -164,10 +166,8 @@ def _unique_ids(tokens: Sequence[str], source: str) -> dict[str, int]:
 
 
 def _build(tokens: Sequence[str], special: Sequence[int], kind: str) -> Vocabulary:
-    if kind == WORDPIECE:
-        continuation = np.array([token.startswith("##") for token in tokens], dtype=bool)
-    else:
-        continuation = np.array([not token.startswith(WORD_START) for token in tokens], dtype=bool)
+    marked = np.array([token.startswith("##" if kind == WORDPIECE else WORD_START) for token in tokens])
+    continuation = marked if kind == WORDPIECE else ~marked
     continuation[list(special)] = False
     continuation.setflags(write=False)
     digest = hashlib.sha256("\n".join(tokens).encode("utf-8"))

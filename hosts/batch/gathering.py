@@ -364,7 +364,7 @@ class Member:
         """Reports the exit code of this pod's processes; waits for the run's."""
         if self._stream is not None:
             self._stream.send(f"ended {code}")
-        if not self._over.wait(TOGETHER + LEAVING) or self.verdict is None:
+        if not self._over.wait(TOGETHER + SERVERS + LEAVING) or self.verdict is None:
             self.verdict = Verdict(code or 1, "the scheduler's pod did not say how the run ended")
         return self.verdict
 

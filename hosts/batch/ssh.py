@@ -80,14 +80,20 @@ def server_command(folder: Path, port: int) -> list[str]:
     """Words that start sshd for this user, with a configuration that is written into `folder`.
 
     Raises:
-        InputError: there is no sshd.
+        InputError: there is no sshd, or this user has no name.
     """
     if not os.access(SSHD, os.X_OK):
         raise InputError(f"there is no {SSHD} in this image; install openssh-server")
     if os.geteuid() == 0:
         os.makedirs(PRIVILEGE_SEPARATION, mode=0o755, exist_ok=True)
     configuration = folder / "sshd_config"
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise InputError(
+            f"user {os.geteuid()} has no name in this image, and ssh needs one; add it to the image, or name "
+            "another (--user of hosts/kubernetes.py)"
+        ) from None
     configuration.write_text(server_configuration(folder, port, user), "utf-8")
     return [SSHD, "-D", "-e", "-f", str(configuration)]
 

@@ -33,7 +33,7 @@ _PLAIN = re.compile(
     r"(?!(?:y|yes|n|no|true|false|on|off|null|nan|inf)$)[A-Za-z/][A-Za-z0-9_./-]*", re.IGNORECASE
 )
 JOBS, PODS = "jobs", "pods"
-_LARGEST = 1 << 20  # bytes
+_LARGEST, _MOST_VALUES = 1 << 20, 1 << 20  # bytes, and what they may become where aliases repeat them
 _KEYS = ("mountPath", "topologyKey", "containerPort", "name")
 _METADATA = ("labels", "annotations")
 _TEXTS = (*_METADATA, "nodeSelector")  # of these, and of each `value`, Kubernetes takes text only
@@ -101,6 +101,8 @@ def patched(objects: Sequence[Object], path: str) -> list[Object]:
     flag = f"--patch {path}: "
     node = compose(path, flag[:-2], _LARGEST)
     try:
+        if node is not None and _size(node, {}) > _MOST_VALUES:
+            raise InputError(f"{flag}its aliases stand for more than {_MOST_VALUES:,} values")
         parts = {} if node is None else _value(node, flag)
     except RecursionError:  # an alias within what it stands for
         raise InputError(f"{flag}nested too deeply") from None
@@ -136,6 +138,15 @@ def holders(job: Object) -> list[dict[str, Any]]:
 
 def _role(template: Object) -> str:
     return str(template["metadata"]["labels"][ROLE])
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """Number of values in a node, counted as often as aliases repeat them."""
+    if id(node) not in known:
+        below = [] if node.id == "scalar" else node.value
+        below = [each[1] for each in below] if node.id == "mapping" else below
+        known[id(node)] = 1 + sum(_size(each, known) for each in below)
+    return known[id(node)]
 
 
 def _value(node: Any, where: str, name: str = "") -> Any:

@@ -10,7 +10,11 @@ lines. They come at its end; a rank of ours that fails leaves a note before (bas
 from __future__ import annotations
 
 import re
-import signal
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+from base.processes import signal_name
+from hosts.addresses import is_here
 
 _TAG = re.compile(rb"\[(\d+,)?(\d+)\]<std(?:out|err|diag)>:(?(1)| )")
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on(?: signal (\d+))?")
@@ -33,24 +37,31 @@ _KNOWN = re.compile(
 OWN = "mpirun"
 
 
+@dataclass(frozen=True)
+class End:
+    """End of a run, as far as mpirun has said. `rank`: the one that failed first, if one did. `how`: its end,
+    "exited with 2"; without a rank mpirun's own. `host`: that rank's, or the one that is lost, as in the host
+    file; None where it is not known."""
+
+    rank: int | None = None
+    how: str = ""
+    host: str | None = None
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether a host is lost."""
+        return self.rank is None and bool(self.how)
+
+
+_KILLED_BY, _HOST_LOST = "was killed", End(None, "has lost a host")  # the signal, the host are still to come
+
+
 class MpirunOutput:
-    """Cuts what mpirun writes into its ranks' lines.
+    """Cuts what mpirun writes into its ranks' lines. `ranks`: their hosts. `end`: what it says itself."""
 
-    Attributes:
-        culprit: the rank that failed first, as far as mpirun has said; None before that.
-        end: that rank's end, "exited with 2" or "was killed by SIGKILL"; without a culprit mpirun's own, "has
-            lost a host".
-        lost: the host that is gone, by mpirun's name for it; empty where it does not say which, None where
-            none is.
-        lost_number: its number among the hosts that are not mpirun's own, from 1; 0 where it is not said.
-    """
-
-    def __init__(self) -> None:
-        self.culprit: int | None = None
-        self.end = ""
-        self.lost: str | None = None
-        self.lost_number = 0
-        self._is_killed = False  # its signal is still to come
+    def __init__(self, ranks: Sequence[str] = ()) -> None:
+        self.end = End()
+        self._ranks = ranks
         self._rests: dict[tuple[int, str], bytes] = {}  # text of a part whose line has not ended
         self._continued: dict[int, str] = {}  # who wrote the state of a progress bar last, by stream
 
@@ -59,7 +70,7 @@ class MpirunOutput:
 
         Returns:
             The lines that it completes: the name of their part ("rank 3", "mpirun") and their bytes. Those
-            of mpirun's own which say what `culprit` and `end` say are left out.
+            of mpirun's own which say what `end` says are left out.
         """
         own, *pieces = _TAG.split(line)
         if own and which in self._continued and not pieces:
@@ -90,23 +101,28 @@ class MpirunOutput:
     def _understand(self, text: str) -> None:
         killed, name, code = _KILLED.search(text), _NAME.search(text), _CODE.search(text)
         daemon, number = _DAEMON.search(text), _SIGNAL.match(text)
-        if killed and not self.end:
-            self.culprit, self._is_killed = int(killed[1]), not killed[2]
-            self.end = f"was killed by {_signal_name(int(killed[2]))}" if killed[2] else "was killed"
-        elif number and self._is_killed:
-            self.end, self._is_killed = f"was killed by {_signal_name(int(number[1]))}", False
-        elif name and self.culprit is None and self.lost is None:
-            self.culprit = int(name[1])
-        elif _LOST.search(text) and not self.end:
-            self.lost, self.end = "", "has lost a host"
-        elif daemon and self.lost == "":
-            self.lost_number, self.lost = int(daemon[1]), daemon[2]
-        elif code and self.culprit is not None and not self.end:
-            self.end = f"exited with {code[1]}"
+        rank, how = self.end.rank, self.end.how
+        if killed and not how:
+            self.end = self._end_of(killed[1], _killed_by(killed[2]) if killed[2] else _KILLED_BY)
+        elif number and how == _KILLED_BY:
+            self.end = replace(self.end, how=_killed_by(number[1]))
+        elif name and rank is None and not how:
+            self.end = self._end_of(name[1], "")
+        elif _LOST.search(text) and not how:
+            self.end = _HOST_LOST
+        elif daemon and self.end == _HOST_LOST:
+            # By mpirun's number its name in the host file; mpirun's own name for it where it is not there.
+            others, host = [each for each in dict.fromkeys(self._ranks) if not is_here(each)], daemon[2]
+            if host not in self._ranks and 0 < int(daemon[1]) <= len(others):
+                host = others[int(daemon[1]) - 1]
+            self.end = End(None, f"has lost the host {host}", host)
+        elif code and rank is not None and not how:
+            self.end = replace(self.end, how=f"exited with {code[1]}")
+
+    def _end_of(self, rank: str, how: str) -> End:
+        number = int(rank)
+        return End(number, how, self._ranks[number] if number < len(self._ranks) else None)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _killed_by(number: str) -> str:
+    return f"{_KILLED_BY} by {signal_name(int(number))}"

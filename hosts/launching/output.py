@@ -83,7 +83,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Writes a line of the launcher's own."""
-        self._lines.put(("launch: ", f"{text}\n".encode()))
+        self._lines.put(("launch: ", f"{text}\n".encode(errors="surrogateescape")))  # bytes of a path
 
     def write(self, prefix: str, line: bytes) -> None:
         """Writes a line, which has its end. Returns at once."""

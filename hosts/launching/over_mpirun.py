@@ -2,7 +2,7 @@
 
 -host name:4,...
     The hosts of this attempt; no file has to be written. (5.0.7 does not know a host by its address any more
-    when its daemon there has told the name: a host file in the run's folder.)
+    when its daemon there has told the name, 4.1.4 crashes at user@name: a host file in the run's folder.)
 --tag-output, --output rank:raw
     Whose line it is (hosts/launching/mpirun_output.py). Open MPI 5 would hold back what has no end yet, of
     all ranks together, and give it to one of them (5.0.7); "raw" prevents that.
@@ -77,26 +77,29 @@ def plan(
     """Lists the one process of a run, mpirun, and the means of starting it. `hosts`: names and slots, each
     host once; `command`: what each rank runs, one in every slot."""
     machine = this_machine(hosts)
-    words = [*mpirun.words, "-np", str(sum(slots for _, slots in hosts))]
-    name = f"launch-{uuid.uuid4().hex[:8]}"
+    program, *own = mpirun.words  # `own` behind ours: of most options the last counts
+    words = [program, "-np", str(sum(slots for _, slots in hosts))]
+    name = f"launch.{uuid.uuid4().hex[:8]}"  # by which hosts/supervise.py knows what is left
     folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
     files = {}
-    if machine is None and mpirun.is_new:
+    if machine is None and (mpirun.is_new or any("@" in host for host, _ in hosts)):
         files[os.path.join(folders[0], "hosts")] = "".join(f"{host} slots={slots}\n" for host, slots in hosts)
         words += ["--hostfile", *files]
     else:
         words += ["-host", ",".join(f"{host}:{slots}" for host, slots in hosts)]
     words += ["--output", "rank:raw"] if mpirun.is_new else ["--tag-output"]
     without_gpus = machine is not None and not machine.gpus
+    given = {name for flag, name in zip(own, own[1:]) if flag.endswith("-mca")}  # no parameter is taken twice
     for line in settings_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL):
-        words += line
+        for start in range(0, len(line), 3):
+            words += line[start : start + 3] if given.isdisjoint(line[start + 1 : start + 2]) else []
     option, of, shell = _NEW if mpirun.is_new else _OLD
     words += [option, f"{of}_tmpdir_base", folders[0]]
     if os.path.isdir(SHARED_MEMORY):
         folders += (os.path.join(SHARED_MEMORY, name),)
         words += ["-mca", "btl_vader_backing_directory", folders[1]]
     if machine is None:
-        words += [option, f"{of}_launch_agent", " ".join(daemon(command, folders, mpirun))]
+        words += [option, f"{of}_launch_agent", shlex.join(daemon(command, folders, mpirun))]
         words += [option, shell, shlex.join(wiring.ssh)]
         if mpirun.is_new:
             words += [word for name, value in _ON_HOSTS.items() for word in (option, name, value)]
@@ -111,13 +114,13 @@ def plan(
     environment = {**(AS_ROOT if os.geteuid() == 0 else {}), "PYTHONUNBUFFERED": "1"}
     silence = SILENCE if machine is None else None
     ranks = tuple(name for name, slots in hosts for _ in range(slots))
-    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders, silence, files)
+    part = Part(MPIRUN, 0, LOOPBACK, (*words, *own, *command), environment, ranks, folders, silence, files)
     here = frozenset({LOOPBACK, *(() if machine is None else ranks)})
     return [part], Access((), here, os.getcwd(), os.environ, wiring.extra)
 
 
 def daemon(command: Sequence[str], folders: Sequence[str], mpirun: Mpirun) -> list[str]:
-    """Words that start mpirun's daemon on another host; mpirun splits them at spaces."""
+    """Words that start mpirun's daemon on another host, whose shell reads them."""
     python = shutil.which(python_of(command)) or sys.executable
     words = [python, "-I", "-S", SUPERVISE, "--unattended", "--wake", "--silence", f"{SILENCE:g}"]
     words += ["--stopped_timeout", "inf"]  # ranks look for stopped ones

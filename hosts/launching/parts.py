@@ -249,10 +249,9 @@ class Access:
             return shlex.join(self._remote(part, part.command))
         variables = {**self.extra, **part.environment}
         words = [f"{name}={value}" for name, value in variables.items()]
-        written = []
+        written = [f"mkdir -p {shlex.join(part.folders)}"] if part.folders else []
         for path, text in part.files.items():
-            folder = shlex.quote(os.path.dirname(path))
-            written.append(f"mkdir -p {folder} && printf %s {shlex.quote(text)} > {shlex.quote(path)}")
+            written.append(f"printf %s {shlex.quote(text)} > {shlex.quote(path)}")
         return "\n".join([*written, shlex.join(["env", *words, *part.command])])
 
     def _remote(self, part: Part, command: Sequence[str]) -> list[str]:

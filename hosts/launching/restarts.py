@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from base import notify
 from base.command_line import not_empty, whole
 from base.errors import RUN_AGAIN
-from base.failures import DISK, FAILED, MAY_PASS, Note, read
+from base.failures import DISK, FAILED, MAY_PASS, Note, kept_in_memory, read
 from base.files import replacing
 from base.options import flag, in_seconds, option
 from hosts.addresses import is_here
@@ -32,7 +32,7 @@ from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
 from hosts.launching.signals import STOPPED, Signals, code_of
-from hosts.reach import Fault, Question, check, faults_of
+from hosts.reach import OWN, Fault, Question, check, faults_of
 
 RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
 RECORDS = "restarts.jsonl"
@@ -326,6 +326,12 @@ class Restarts:
         needed = host not in self._roster.in_use() or self._roster.available <= self._fewest()
         if host is not None and not needed and self._roster.strike(host):
             self._say(f"{host} has failed too often and is left out")
+        # Ranks that are left have saved, so they work, and there is nothing to wait for.
+        rescued = saved.step > max((recall.begun.step, *saved.steps.values()))
+        wait = 0.0 if rescued else self._budget.wait
+        memory = kept_in_memory(self._ckpt_dir)  # which the next start takes, if the disk has room
+        if memory is not None:
+            saved = max(saved, look(memory), key=lambda each: each.step)
         now = time.time()
         steps = max(0, logged - saved.step)
         seconds = max(0.0, now - max(saved.time, begun))
@@ -334,9 +340,6 @@ class Restarts:
             **{"kind": failure.kind, "how": failure.how, "last_words": failure.words},
             **{"lost_steps": steps, "lost_s": round(seconds, 1), "restarts_left": self._budget.left},
         }
-        # Ranks that are left have saved, so they work, and there is nothing to wait for.
-        rescued = saved.step > max((recall.begun.step, *saved.steps.values()))
-        wait = 0.0 if rescued else self._budget.wait
         lost = f"; {steps} steps and {seconds:.0f} s of work are lost" if steps or seconds >= 1 else ""
         self._report(facts, saved, wait, f"{said(failure)}{lost}")
         return wait
@@ -383,24 +386,32 @@ class Restarts:
                     self._say(f"{len(hosts)} hosts are left, the run needs {fewest}{why}; left out: {left}")
                     return False
                 self._roster.take_back(set(self._roster.left_out) - set(self._faults(self._roster.left_out)))
-            silent = self._faults([host for host in self._roster.in_use() if not is_here(host)])
+            silent = dict(self._faults([host for host in self._roster.in_use() if not is_here(host)]))
             if not resume:
                 check(silent)
+            own = silent.pop(OWN, None)
+            if own is not None:
+                late = time.monotonic() >= end
+                self._say(f"this machine {own.why}{'; nothing has been started' if late else ''}")
+                if late:
+                    return False
             for host in sorted(silent):
                 out = self._roster.strike(host)
                 what = " is left out" if out else f", try {self._roster.strikes(host)}"
                 if self._restart is not None and self._restart.get("host", "") is None:
                     self._restart["host"] = host  # mpirun has named nobody
                 self._say(f"{host}{what}: it {silent[host].why}")
-            if not silent and len(self._roster.in_use()) >= fewest:
+            in_use = self._roster.in_use()
+            enough = own is None and len(in_use) >= fewest
+            if enough and not silent:
                 return True
-            if set(silent) & set(self._roster.in_use()) or len(self._roster.in_use()) < fewest:
+            if not enough or set(silent) & set(in_use):
                 wait = min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(waits, 30))
                 self._wait(min(wait, max(0.1, end - time.monotonic())))
                 waits += 1
 
     def _faults(self, hosts: Iterable[str]) -> Mapping[str, Fault]:
-        """Those of some hosts that cannot be used."""
+        """Those of some hosts, and this machine, that cannot be used."""
         return faults_of(hosts, self._question, self._wait, self._say)
 
 

@@ -22,8 +22,8 @@ from typing import Callable, Container, Sequence
 
 from base.failures import FAILED
 from base.options import in_seconds
-from hosts.addresses import is_here
-from hosts.launching.mpirun_output import MpirunOutput
+from base.processes import signal_name
+from hosts.launching.mpirun_output import End, MpirunOutput
 from hosts.launching.output import Lines, Output, harmless
 from hosts.launching.parts import MPIRUN, RANK, Access, Part
 from hosts.launching.signals import FORWARDED, STOPPED, Signals, code_of
@@ -85,7 +85,7 @@ class RunningPart:
         self.connected = False
         self.report = ("lost", "")
         self._selector, self._token, self._output = selector, token.encode() + b" ", output
-        self._mpirun = MpirunOutput() if part.role == MPIRUN else None
+        self._mpirun = MpirunOutput(part.ranks) if part.role == MPIRUN else None
         self._drain_until: float | None = None
         self._pipes = {process.stdout.fileno(): (0, Lines()), process.stderr.fileno(): (1, Lines())}
         for pipe in self._pipes:
@@ -123,7 +123,7 @@ class RunningPart:
         Only the supervisor's report makes it 0.
         """
         kind, value = self.report
-        if self._mpirun and self._mpirun.lost is not None and self.report == ("exit", "0"):
+        if self._mpirun and self._mpirun.end.is_of_host and self.report == ("exit", "0"):
             return 1  # Open MPI 5's own code
         if kind in ("exit", "signal"):
             return int(value) + (128 if kind == "signal" else 0)
@@ -137,27 +137,20 @@ class RunningPart:
     def failure(self, here: Container[str]) -> Failure:
         """Facts about its end, for an end that was a failure. `how` names the host unless it is `here`."""
         kind, value = self.report
-        said = self._mpirun
-        name, host = self.part.name, self.part.host if said is None else None
-        if said and said.culprit is not None and kind != "silent":  # mpirun itself has waited for a host
-            name, ranks = f"rank {said.culprit}", self.part.ranks
-            host = ranks[said.culprit] if said.culprit < len(ranks) else None
+        name, host = self.part.name, None if self._mpirun else self.part.host
+        end = self._mpirun.end if self._mpirun else End()
+        if end.rank is not None and kind != "silent":  # mpirun itself has waited for a host
+            name, host = f"rank {end.rank}", end.host
         words, own_end = self._output.last.get(name, ""), kind == "exit" and self.exit_code <= 128
         shown_host = host or self.part.host
         where = "" if shown_host in here else f" on {shown_host}"
-        how = said.end if said and kind == "exit" else ""
+        how = end.how if kind == "exit" else ""
         how = how or self._how(shown_host if where else "", words)
-        if said and said.lost is not None:
-            # By mpirun's number its name in the host file; mpirun's own name for it where it is not there.
-            others = [each for each in dict.fromkeys(self.part.ranks) if not is_here(each)]
-            host = said.lost or None
-            if host not in self.part.ranks and 0 < said.lost_number <= len(others):
-                host = others[said.lost_number - 1]
+        if end.is_of_host:
             # Its last words are a list of what may be the cause, and another start may find the host again.
-            own_end, words = False, ""
-            how = f"has lost the host {host}" if host and kind == "exit" else how
-        elif said and kind == "silent":
-            host = value if value in self.part.ranks else host
+            host, words, own_end = end.host, "", False
+        elif self._mpirun and kind == "silent" and value in self.part.ranks:
+            host = value
         return Failure(name, host, self.exit_code, f"{name}{where} {how}", words, own_end)
 
     def _how(self, remote: str, words: str) -> str:
@@ -167,7 +160,7 @@ class RunningPart:
         if kind == "exit":
             return f"exited with {value}"
         if kind == "signal":
-            return f"was killed by {signal.Signals(int(value)).name}"
+            return f"was killed by {signal_name(int(value))}"
         if kind == "stopped":
             return f"had been stopped for {float(value):.0f} s by a signal and was killed"
         if kind == "silent":
@@ -175,7 +168,7 @@ class RunningPart:
         if kind == "failed":
             return f"could not be started: {value}"
         code = self.process.returncode
-        end = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        end = f"ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         if not remote:
             return f"was lost: its supervisor {end}"
         fault = explained(remote, words)

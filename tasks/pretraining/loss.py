@@ -3,7 +3,7 @@ then plans one graph for the forward pass."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from gluonnlp.model.bert import BERTModel
 
@@ -33,50 +33,35 @@ class PretrainingLoss(PlainBert):
     """
 
     def hybrid_forward(
-        self,
-        F: Any,
-        input_ids: Any,
-        segment_ids: Any,
-        valid_lengths: Any,
-        masked_positions: Any,
-        masked_ids: Any,
-        masked_weights: Any,
-        next_sentence_labels: Any,
-        mlm_factor: Any,
-        nsp_factor: Any,
+        self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, masked_positions: Any, *given: Any
     ) -> tuple[Any, Any]:
         outputs = self.bert(input_ids, segment_ids, self.lengths(F, valid_lengths), masked_positions)
         next_sentence, decoded = outputs[-2:]
-        labels = (masked_ids, masked_weights, next_sentence_labels)
-        return losses(F, next_sentence, decoded, labels, (mlm_factor, nsp_factor))
+        return losses(F, next_sentence, decoded, given)
 
 
-def next_sentence_losses(F: Any, logits: Any, labels: Any) -> Any:
-    """Cross entropies (B,) of logits (B, 2); 0 where a label is -1, of sequences without a second part."""
-    known = F.cast(labels >= 0, dtype="float32")
-    return -F.pick(F.log_softmax(logits, axis=-1), labels, axis=-1) * known
-
-
-def losses(
-    F: Any, next_sentence: Any, decoded: Any, labels: tuple[Any, Any, Any], factors: tuple[Any, Any]
-) -> tuple[Any, Any]:
+def losses(F: Any, next_sentence: Any, decoded: Any, given: Sequence[Any]) -> tuple[Any, Any]:
     """The outputs of `PretrainingLoss`, from the logits of both heads, (B, 2) and (B, P, vocabulary).
 
-    `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor."""
-    masked_ids, masked_weights, next_sentence_labels = labels
-    mlm_factor, nsp_factor = factors
+    `given`: its inputs from `masked_ids` on."""
+    masked_ids, masked_weights = given[:2]
     decoded = F.cast(decoded, dtype="float32")
-    next_sentence = F.cast(next_sentence, dtype="float32")
     mlm_losses = -F.pick(F.log_softmax(decoded, axis=-1), masked_ids, axis=-1) * masked_weights
-    nsp_losses = next_sentence_losses(F, next_sentence, next_sentence_labels)
-    mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
     mlm_hits = F.broadcast_equal(F.argmax(decoded, axis=-1), F.cast(masked_ids, dtype="float32"))
-    nsp_hits = F.broadcast_equal(
-        F.argmax(next_sentence, axis=-1), F.cast(next_sentence_labels, dtype="float32")
-    )
-    loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
-    sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits * masked_weights), F.sum(nsp_hits), dim=0)
-    return loss, F.BlockGrad(sums)
+    mlm = F.sum(mlm_losses), F.sum(mlm_hits * masked_weights)
+    return _with_next_sentence(F, mlm, F.cast(next_sentence, dtype="float32"), given[2:])
+
+
+def _with_next_sentence(F: Any, mlm: tuple[Any, Any], logits: Any, given: Sequence[Any]) -> tuple[Any, Any]:
+    """The outputs, from the masked-LM sums of losses and of hits, and the next sentence's logits (B, 2).
+
+    `given`: labels (B,), -1 for sequences without a second part, which count for nothing; both factors."""
+    labels, mlm_factor, nsp_factor = given
+    known = F.cast(labels >= 0, dtype="float32")
+    nsp_sum = F.sum(-F.pick(F.log_softmax(logits, axis=-1), labels, axis=-1) * known)
+    nsp_hits = F.broadcast_equal(F.argmax(logits, axis=-1), F.cast(labels, dtype="float32"))
+    loss = mlm[0] * mlm_factor + nsp_sum * nsp_factor
+    return loss, F.BlockGrad(F.concat(mlm[0], nsp_sum, mlm[1], F.sum(nsp_hits), dim=0))
 
 
 _SAME = "decoder's word embedding"
@@ -115,48 +100,27 @@ class FusedPretrainingLoss(FusedBert):
         segment_ids: Any,
         valid_lengths: Any,
         masked_positions: Any,
-        masked_ids: Any,
-        masked_weights: Any,
-        next_sentence_labels: Any,
-        mlm_factor: Any,
-        nsp_factor: Any,
+        *given: Any,
         **weights: Any,
     ) -> tuple[Any, Any]:
         layers = self.layers(F, weights)
         rows = decoder = None
         if self.one_word_gradient:
-            rows, decoder = layers.words(input_ids, valid_lengths, masked_ids)
+            rows, decoder = layers.words(input_ids, valid_lengths, given[0])
         x = layers.embed(input_ids, segment_ids, valid_lengths, rows)
         x = self.through(layers, x, valid_lengths, masked_positions)
-        labels = (masked_ids, masked_weights, next_sentence_labels)
-        return self.losses(layers, x, labels, (mlm_factor, nsp_factor), decoder)
+        return self.losses(layers, x, given, decoder)
 
-    def losses(
-        self,
-        layers: Layers,
-        x: Any,
-        labels: tuple[Any, Any, Any],
-        factors: tuple[Any, Any],
-        decoder: Any = None,
-    ) -> tuple[Any, Any]:
+    def losses(self, layers: Layers, x: Any, given: Sequence[Any], decoder: Any = None) -> tuple[Any, Any]:
         """The outputs, from the first and the masked tokens above all layers, (B, 1 + P, units).
 
-        `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor;
-        `decoder`: from Layers.words, None where the decoder's weight has a gradient of its own."""
+        `given`: the inputs from `masked_ids` on; `decoder`: from Layers.words, None where the decoder's
+        weight has a gradient of its own."""
         F = layers.F
-        masked_ids, masked_weights, next_sentence_labels = labels
-        mlm_factor, nsp_factor = factors
         classified = classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
-        nsp_losses = next_sentence_losses(F, classified, next_sentence_labels)
-        nsp_hits = F.broadcast_equal(
-            F.argmax(classified, axis=-1), F.cast(next_sentence_labels, dtype="float32")
-        )
         masked = F.slice_axis(x, axis=1, begin=1, end=None)
-        mlm_sum, mlm_hits = self._decode(layers, masked, masked_ids, masked_weights, decoder)
-        nsp_sum = F.sum(nsp_losses)
-        loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
-        sums = F.concat(mlm_sum, nsp_sum, mlm_hits, F.sum(nsp_hits), dim=0)
-        return loss, F.BlockGrad(sums)
+        mlm = self._decode(layers, masked, given[0], given[1], decoder)
+        return _with_next_sentence(F, mlm, classified, given[2:])
 
     def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any, decoder: Any) -> tuple[Any, Any]:
         """(B, P, U) -> sums of losses and hits (1,)."""

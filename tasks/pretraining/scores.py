@@ -117,8 +117,9 @@ def opened(
     plain: Callable[[BERTModel], mx.gluon.HybridBlock],
     fused: Callable[..., FusedBert],
     heads: Collection[str],
-) -> tuple[mx.gluon.HybridBlock, mx.Context]:
-    """A network with weights from anywhere, and its device: the first GPU or the CPU.
+) -> Callable[..., Any]:
+    """A network with weights from anywhere on the first GPU or the CPU, as a function of arrays of whole
+    numbers.
 
     Args:
         plain, fused: the network on MXNet's operators and on ours.
@@ -150,35 +151,32 @@ def opened(
     else:
         network = plain(bert)
     network.hybridize()
-    return network, device
+    return lambda *columns: network(*(mx.nd.array(each, ctx=device, dtype="int32") for each in columns))
 
 
 class TokenScorer:
     """Log-likelihoods of tokens by a BERT with weights from anywhere. Raises InputError as `opened`."""
 
     def __init__(self, weights: Weights, computing: Computing):
-        self._network, self._device = opened(weights, computing, LogLikelihood, FusedLogLikelihood, [DECODER])
+        self._network = opened(weights, computing, LogLikelihood, FusedLogLikelihood, [DECODER])
 
     def __call__(self, batch: Batch) -> np.ndarray:
         """log p, in nats, of the labels of a batch, (B,) float64."""
-        columns = (batch.ids, np.zeros_like(batch.ids), batch.lengths, batch.places, batch.labels)
-        arrays = [mx.nd.array(each, ctx=self._device, dtype="int32") for each in columns]
-        return self._network(*arrays).asnumpy()[:, 0].astype(np.float64)
+        segments = np.zeros_like(batch.ids)
+        found = self._network(batch.ids, segments, batch.lengths, batch.places, batch.labels)
+        return found.asnumpy()[:, 0].astype(np.float64)
 
 
 class Predictor:
     """Probabilities by a BERT with weights from anywhere, in float32. Raises InputError as `opened`."""
 
     def __init__(self, weights: Weights, operators: str, padding: str = KEEP):
-        self._network, self._device = opened(
-            weights, Computing(operators, padding), Scores, FusedScores, HEADS
-        )
+        self._network = opened(weights, Computing(operators, padding), Scores, FusedScores, HEADS)
 
     def __call__(self, batch: Sequence[Encoded]) -> list[Probabilities]:
         """Answers to inputs, which are computed together."""
-        columns = (*inputs_of(batch), _padded([each.masks for each in batch]))
-        arrays = [mx.nd.array(each, ctx=self._device, dtype="int32") for each in columns]
-        decoded, next_sentence = (array.asnumpy() for array in self._network(*arrays))
+        outputs = self._network(*inputs_of(batch), _padded([each.masks for each in batch]))
+        decoded, next_sentence = (array.asnumpy() for array in outputs)
         return [
             Probabilities(_softmax(decoded[row, : len(each.masks)]), float(_softmax(next_sentence[row])[0]))
             for row, each in enumerate(batch)
@@ -256,9 +254,8 @@ class Embedder:
             weights, config=replace(weights.config, layers=layer)
         )  # what is above is not computed
         networks = partial(Vectors, pooling), partial(FusedVectors, pooling)
-        self._network, self._device = opened(lower, computing, *networks, heads=())
+        self._network = opened(lower, computing, *networks, heads=())
 
     def __call__(self, batch: Sequence[Encoded]) -> np.ndarray:
         """Vectors of inputs, which are computed together, (B, units) float32."""
-        arrays = [mx.nd.array(each, ctx=self._device, dtype="int32") for each in inputs_of(batch)]
-        return self._network(*arrays).asnumpy()
+        return self._network(*inputs_of(batch)).asnumpy()

@@ -69,9 +69,8 @@ class FusedStage(FusedPretrainingLoss):
             x, lengths = given.pop(0), given.pop(0)
         if not self.part.last:
             return self.through(layers, x, lengths)
-        positions, ids, masks, labels, *factors = given
-        x = self.through(layers, x, lengths, positions)
-        return self.losses(layers, x, (ids, masks, labels), (factors[0], factors[1]))
+        x = self.through(layers, x, lengths, given.pop(0))
+        return self.losses(layers, x, given)
 
 
 class PlainStage(PlainBert):
@@ -136,9 +135,9 @@ class PlainStage(PlainBert):
             x, _ = encoder.transformer_cells[index](x, of_queries)
         if not self.part.last:
             return x
-        positions, ids, masks, labels, *factors = given
+        positions = given.pop(0)
         x = F.SequenceMask(x, sequence_length=lengths, use_sequence_length=True, axis=0)
         x = x.transpose((1, 0, 2))
         next_sentence = bert.classifier(bert._apply_pooling(x))
         decoded = bert._decode(F, x, positions)
-        return losses(F, next_sentence, decoded, (ids, masks, labels), (factors[0], factors[1]))
+        return losses(F, next_sentence, decoded, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Mapping, NamedTuple, Sequence
+from typing import Mapping, Sequence
 
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
@@ -122,67 +122,47 @@ class Pretraining(DividedTask):
                 + (f"; NSP accuracy {last['eval_nsp_acc']:.1%}" if paired else "")
             )
         last = evaluations[-1] if evaluations else {}
-        gain = Gain(last.get("eval_context_gain"), last.get("eval_context_gain_se"))
-        if last and (floors.held_out is not None or gain.value is not None):
-            loss = Loss(last["eval_mlm_loss"], last.get("eval_mlm_loss_se"), HELD_OUT, floors.held_out)
-            lines += judgement("The held-out MLM loss", loss, floors.transferred, gain)
+        if last and (floors.held_out is not None or last.get("eval_context_gain") is not None):
+            lines += _judgement(last, "eval_", floors.held_out, floors.transferred)
         elif training:
-            last = training[-1]
-            loss = Loss(last["mlm_loss"], last.get("mlm_loss_se"), TRAINING, floors.training)
-            lines += judgement("The MLM loss of the last log interval", loss)
+            lines += _judgement(training[-1], "", floors.training)
         return lines
 
 
-class Loss(NamedTuple):
-    """A loss, its standard error (None: too few samples), and the text it is of with that text's floor (None:
-    it is not known)."""
-
-    value: float
-    error: float | None
-    text: str
-    floor: float | None
-
-
-class Gain(NamedTuple):
-    """Difference that its own context makes to a loss, and its standard error; None: not known."""
-
-    value: float | None = None
-    error: float | None = None
-
-
-UNKNOWN_GAIN = Gain()
-
-
-def judgement(
-    name: str, loss: Loss, transferred: float | None = None, gain: Gain = UNKNOWN_GAIN
+def _judgement(
+    figures: Figures, prefix: str, floor: float | None, transferred: float | None = None
 ) -> list[str]:
-    """Sentences on whether the loss, called `name`, is due to context: by its gain where that is known, else
-    by what a model without context can reach.
+    """Sentences on whether the masked-LM loss is due to context: by the gain that its own context brings
+    where that is known, else by `floor`, the least that a model without context can reach on this text.
 
     `transferred`: the loss of such a model that knows the training text's frequencies alone.
     """
+    value, error = figures[f"{prefix}mlm_loss"], figures.get(f"{prefix}mlm_loss_se")
+    gain, gain_error = figures.get(f"{prefix}context_gain"), figures.get(f"{prefix}context_gain_se")
+    name, text = "The MLM loss of the last log interval", TRAINING
+    if prefix:
+        name, text = "The held-out MLM loss", HELD_OUT
     lines = []
-    if loss.floor is not None:
-        below = loss.floor - loss.value
-        margin = "too few samples for a margin of error" if loss.error is None else _margin(loss.error)
+    if floor is not None:
+        below = floor - value
         knowing = "" if transferred is None else f", of {transferred:.3f} by the training text's frequencies"
-        verdict = "" if gain.value is not None else _verdict(below, loss.error)
         lines = [
-            f"A model that sees only the masked places has an MLM loss of at least {loss.floor:.3f} nats on"
-            f" the {loss.text}{knowing}.",
-            f"{name}, {loss.value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} the least"
-            f" ({margin}){verdict}.",
+            f"A model that sees only the masked places has an MLM loss of at least {floor:.3f} nats on"
+            f" the {text}{knowing}.",
+            f"{name}, {value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} the least"
+            f" ({_margin(error, 'samples')}){_verdict(below, error) if gain is None else ''}.",
         ]
-    if gain.value is not None:
-        margin = "too few batches for a margin of error" if gain.error is None else _margin(gain.error)
+    if gain is not None:
         lines.append(
-            f"With the context of other sequences the same predictions cost {loss.value + gain.value:.3f}:"
-            f" context gain {gain.value:.3f} nats ({margin}){_verdict(gain.value, gain.error)}."
+            f"With the context of other sequences the same predictions cost {value + gain:.3f}: context gain"
+            f" {gain:.3f} nats ({_margin(gain_error, 'batches')}){_verdict(gain, gain_error)}."
         )
     return lines
 
 
-def _margin(error: float) -> str:
+def _margin(error: float | None, what: str) -> str:
+    if error is None:
+        return f"too few {what} for a margin of error"
     return f"two standard errors: {2 * error:.3f}"
 
 
@@ -193,7 +173,7 @@ def _verdict(gain: float, error: float | None) -> str:
 
 def _progress(training: Sequence[Figures]) -> str:
     first, last = training[0], training[-1]
-    paired = last["nsp_loss"] is not None
+    paired = first["nsp_loss"] is not None and last["nsp_loss"] is not None
     if len(training) == 1:
         line = f"MLM loss {last['mlm_loss']:.3f} at step {last['step']}"
         return line + (f"; NSP loss {last['nsp_loss']:.3f}" if paired else "")

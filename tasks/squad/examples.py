@@ -8,7 +8,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from base.errors import TrainingError
+from base.errors import NotFiniteError
 from data.questions.answers import Answers, AnswerSettings, Logits, answer, write_predictions
 from data.questions.score import best_threshold, score_v1, score_v2
 from data.questions.squad_files import Questions
@@ -32,20 +32,6 @@ class TrainingWindows:
         return collate(self.windows, examples, padded)
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """Answers from logits, and their scores.
-
-    scored: whether the file has right answers; folder: where predictions are written; null_threshold: null
-    odds above which there is no answer, where it is not tuned.
-    """
-
-    settings: AnswerSettings
-    null_threshold: float
-    folder: str
-    scored: bool = True
-
-
 class Asked(NamedTuple):
     """Questions and their windows."""
 
@@ -56,10 +42,17 @@ class Asked(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class EvaluationWindows:
     """Windows whose answers are asked for: those of `asked`, then those of `tuning`, questions on which the
-    threshold for no answer is tuned, if there are any."""
+    threshold for no answer is tuned, if there are any.
+
+    folder: where predictions are written; null_threshold: null odds above which there is no answer, where it
+    is not tuned; scored: whether the file has right answers.
+    """
 
     asked: Asked
-    scoring: Scoring
+    settings: AnswerSettings
+    folder: str
+    null_threshold: float = 0.0
+    scored: bool = True
     tuning: Asked | None = None
 
     @property
@@ -111,7 +104,7 @@ class AnswerCollector:
             try:
                 store.put(numbers[own], logits[own, 0], logits[own, 1])
             except ValueError as error:
-                raise TrainingError(str(error)) from error
+                raise NotFiniteError(str(error)) from error
 
     def arrays(self) -> list[np.ndarray]:
         """Start and end logits of all windows, and how often each has been filled, of each part."""
@@ -120,22 +113,22 @@ class AnswerCollector:
     def scores(self, arrays: Sequence[np.ndarray]) -> dict[str, float | None]:
         """Writes the predictions; exact match and F1 in percent, with their parts and the best threshold for
         SQuAD 2.0, and the threshold taken. Nothing for files without answers."""
-        scoring, asked, tuning = self._evaluated.scoring, self._evaluated.asked, self._evaluated.tuning
-        threshold = scoring.null_threshold
+        evaluated, asked, tuning = self._evaluated, self._evaluated.asked, self._evaluated.tuning
+        threshold = evaluated.null_threshold
         if tuning is not None:
             held_out = self._answers(tuning, arrays[3:])
             texts = dict(zip(held_out.ids, held_out.texts))
-            threshold = best_threshold(tuning.questions, texts, held_out.odds()).threshold
+            threshold = best_threshold(tuning.questions, texts, held_out.odds())
         answers = self._answers(asked, arrays[:3])
-        write_predictions(answers, scoring.folder, threshold)
-        if not scoring.scored:
+        write_predictions(answers, evaluated.folder, threshold)
+        if not evaluated.scored:
             return {}
         return dict(_scores(asked.questions, answers, threshold))
 
     def _answers(self, asked: Asked, arrays: Sequence[np.ndarray]) -> Answers:
         whole = Logits(asked.windows)
         whole.start[:], whole.end[:], whole.filled[:] = arrays
-        return answer(asked.questions, asked.windows, whole, self._evaluated.scoring.settings)
+        return answer(asked.questions, asked.windows, whole, self._evaluated.settings)
 
 
 def _scores(questions: Questions, answers: Answers, threshold: float) -> Mapping[str, float]:

@@ -78,7 +78,7 @@ def test_one_of_many_gets_it(path):
 
 
 def test_of_a_killed_process_it_is_free_at_once(path):
-    """Though nobody has reaped it yet; otherwise: tests/training/test_held.py."""
+    """Though nobody has reaped it yet; otherwise: tests/training/start/test_lock.py."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=environ

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from base import files
-from base.files import is_temporary, replacing_folder
+from base.files import is_temporary, replacing_folder, sha256_of
 
 
 class NoExchange:
@@ -65,3 +65,9 @@ def test_a_rename_that_fails_gives_the_old_folder_back(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Input/output"):
         fill(tmp_path / "out", b="2")
     assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["a"]
+
+
+def test_the_error_of_a_read_names_the_file():
+    """As of a disk that fails: this file opens, and its first page cannot be read."""
+    with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
+        sha256_of("/proc/self/mem")

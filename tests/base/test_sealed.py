@@ -1,5 +1,5 @@
 """Frames of a connection whose caller waits for the other end's nonce; those of a hurried one are in
-tests/comm/test_wire.py."""
+tests/comm/watch/test_wire.py."""
 
 from __future__ import annotations
 
@@ -71,9 +71,3 @@ def test_a_frame_of_somebody_else_is_none(how):
     end, data = forged(how)
     with pytest.raises(ValueError, match="not authentic"):
         list(end.open(data))
-
-
-def test_a_length_is_bounded():
-    _, called = introduced()
-    with pytest.raises(ValueError, match="too long"):
-        list(called.open(struct.pack(">H", LONGEST + 1)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
 
+from bench import gpu
 from bench.gpu import Failed, Result, Work, check, report, started, without_code
 from bench.ours import Kind, Network
 from bert.configuration import named_config
@@ -48,6 +50,21 @@ def test_float16_has_parameters_of_its_own():
     kind = Kind(mx.cpu(), "float16", operators="mxnet")
     network = Network(Pretraining(), named_config("bert_1_32_2"), 100, kind).network
     assert all(np.dtype(each.dtype) == np.float16 for each in network_parameters(network).values())
+
+
+def test_each_rank_of_a_backend_takes_the_rows_that_are_asked_for(monkeypatch):
+    """--batch_size of the training scripts is a rank's."""
+    rows = []
+
+    def started(command, more):
+        rows.append(command[command.index("--batch_size") + 1])
+        folder = Path(command[command.index("--ckpt_dir") + 1])
+        folder.mkdir()
+        line = json.dumps({"mlm_loss": 1.0, "sequences_per_s": 1.0}) + "\n"
+        (folder / "metrics.jsonl").write_text(line * WORK.steps)
+
+    monkeypatch.setattr(gpu, "started", started)
+    assert all(each.passed for each in gpu.backends(WORK)) and rows == [str(WORK.rows)] * 2
 
 
 def test_a_part_that_breaks_off_has_not_passed():

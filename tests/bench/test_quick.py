@@ -38,12 +38,6 @@ def text(tmp_path_factory) -> dict[str, str]:
     return {"BENCH_TEXT": str(built_once(tmp_path_factory, harness.VOCAB_SIZE))}
 
 
-def commands() -> list[str]:
-    """Modules of bench/ with options of their own: those that people run."""
-    paths = sorted((ROOT / "bench").glob("*.py"))
-    return [path.stem for path in paths if "def main(arguments:" in path.read_text("utf-8")]
-
-
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 @pytest.mark.slow
 def test_all_measurements_run_to_their_end(tmp_path):
@@ -76,9 +70,10 @@ def test_all_measurements_run_to_their_end(tmp_path):
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
     named = {"startup", "gpu", "pretraining", "latency"}
-    assert set(commands()) == {*BY_DEFAULT, *named}
-    for name in commands():
-        source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
+    sources = {path.stem: path.read_text("utf-8") for path in (ROOT / "bench").glob("*.py")}
+    commands = {name: source for name, source in sources.items() if "def main(arguments:" in source}
+    assert set(commands) == {*BY_DEFAULT, *named}
+    for name, source in commands.items():
         assert "Measurement(" in source, name
         assert "finish(options" in source or "NOTICE" in source, name
 
@@ -135,6 +130,8 @@ def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
         ("step", ["--models", "tiny"], "bert_LAYERS_UNITS_HEADS"),
         ("step", ["--torch_python", "no/python"], "there is no such program"),
         ("latency", ["--sizes", "8x384", "8x0"], "8x0: write SEQUENCESxTOKENS"),
+        ("questions", ["--json", "/nowhere/figures.json"], "--json /nowhere/figures.json: no file can be"),
+        ("pretraining", ["--quick", "--plot", "/"], "--plot /: no file can be there"),
     ],
 )
 def test_bad_options_are_one_line(name, words, message):

@@ -28,6 +28,7 @@ from comm.base import Communicator
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.loss import FusedPretrainingLoss
+from tests.comm import contract_worker
 from tests.training.tiny import make_step, random_batch, tiny_network, weights
 from training.optimizer.scaler import DynamicScaler
 from training.step import TrainStep
@@ -72,17 +73,8 @@ class Rounding(LocalCommunicator):
 
 
 def make_communicator(name: str) -> Communicator:
-    if name == "horovod":
-        from comm.horovod import HorovodCommunicator
-
-        return HorovodCommunicator()
-    if name == "byteps":
-        from comm.byteps.communicator import BytePSCommunicator
-
-        return BytePSCommunicator(bucket_bytes=1 << 14)  # several buckets, as a large model has
-    if name == "local":
-        return LocalCommunicator()
-    raise ValueError(f"no communicator {name!r}: choose local, horovod or byteps")
+    """With several buckets, as a large model has."""
+    return contract_worker.make_communicator(name, bucket_bytes=1 << 14)
 
 
 def micro_batches(step: int, accumulate: int, rank: int, world: World) -> list[Batch]:

@@ -18,6 +18,7 @@ from comm.numbering import (
     share_apart,
 )
 from comparison.projection.workload import bert_parts
+from tests.comm.byteps.test_environment import WORKER
 
 
 @pytest.mark.parametrize("count, most", [(2, 1.01), (5, 1.02), (16, 1.05), (32, 1.25)])
@@ -91,11 +92,8 @@ def test_servers_apart_take_the_share_that_mixing_gives_them():
 
 
 def test_the_users_own_hash_is_left_to_the_user():
-    own = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_RANK": "0"}
-    own.update(
-        BYTEPS_LOCAL_SIZE="3", DMLC_NUM_SERVER="3", DMLC_PS_ROOT_URI="10.0.0.1", DMLC_PS_ROOT_PORT="9000"
-    )
-    own["BYTEPS_PARTITION_BYTES"] = "12289"
+    own = {**WORKER, "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "0", "DMLC_NUM_SERVER": "3"}
+    own.update(BYTEPS_LOCAL_RANK="0", BYTEPS_LOCAL_SIZE="3", BYTEPS_PARTITION_BYTES="12289")
 
     def servers(**more):
         return read_servers({**own, **more}, read_place({**own, **more}))

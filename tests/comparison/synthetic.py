@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, all_settings
@@ -44,24 +44,6 @@ def norm_at(step: int) -> float:
     return 1.5 + step / 100
 
 
-def rate_at(step: int) -> float:
-    return 0.01 * (1 - step / 80)
-
-
-def intervals(
-    setting: Setting, step_s: Sequence[float], scale: float = 1.0, from_step: int = 0
-) -> list[Interval]:
-    """A line every LOG steps with the given seconds per step. `scale`: of the losses after `from_step`."""
-    found = []
-    for index, seconds in enumerate(step_s):
-        step = (index + 1) * LOG
-        factor = scale if step > from_step else 1.0
-        rates = [setting.workers * each / seconds for each in (TOKENS, PADDED, SEQUENCES)]
-        lines = (loss_at(step) * factor, 0.69 * factor, norm_at(step), rate_at(step))
-        found.append(Interval(step, seconds, *rates, *lines))
-    return found
-
-
 def record(
     setting: Setting,
     repeat: int = 0,
@@ -70,17 +52,25 @@ def record(
     from_step: int = 0,
     **changes: Any,
 ) -> Record:
-    """A timed launch that went well, but for `changes`."""
-    times = [step_s] * (STEPS // LOG) if isinstance(step_s, float) else list(step_s)
-    lines = intervals(setting, times, scale, from_step)
-    split = WARM_UP // LOG
+    """A timed launch that went well, but for `changes`: a line every LOG steps. `step_s`: of all lines or of
+    each; `scale`: of the losses after `from_step`."""
+    lines = []
+    for index, seconds in enumerate([step_s] * (STEPS // LOG) if isinstance(step_s, float) else step_s):
+        step = (index + 1) * LOG
+        factor = scale if step > from_step else 1.0
+        rates = [setting.workers * each / seconds for each in (TOKENS, PADDED, SEQUENCES)]
+        figures = (loss_at(step) * factor, 0.69 * factor, norm_at(step), 0.01 * (1 - step / 80))
+        lines.append(Interval(step, seconds, *rates, *figures))
+    peaks = {"worker": 700 << 20}
+    if setting.backend == "byteps" and setting.workers > 1:
+        peaks = {"worker": 800 << 20, "server": 90 << 20, "scheduler": 30 << 20}
     values: dict[str, Any] = {
-        "warm_up": tuple(lines[:split]),
-        "intervals": tuple(lines[split:]),
+        "warm_up": tuple(lines[: WARM_UP // LOG]),
+        "intervals": tuple(lines[WARM_UP // LOG :]),
         "params_sha256": SHA256,
         "start_up_s": 3.0 + 0.1 * repeat,
         "seconds": 9.0,
-        "peak_bytes": roles(setting),
+        "peak_bytes": peaks,
         "command": ("mpirun", "-np", str(setting.workers), "python", "run_pretraining_hvd.py"),
         "begun": "2026-01-01T00:00:00Z",
     }
@@ -91,12 +81,6 @@ def failed(setting: Setting, repeat: int, reason: str, out_of_memory: bool = Fal
     return Record(
         setting, TIMED, repeat, failure=reason, out_of_memory=out_of_memory, seconds=4.0, command=("mpirun",)
     )
-
-
-def roles(setting: Setting) -> Mapping[str, int]:
-    if setting.backend != "byteps" or setting.workers == 1:
-        return {"worker": 700 << 20}
-    return {"worker": 800 << 20, "server": 90 << 20, "scheduler": 30 << 20}
 
 
 def profiled(

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from base import machine
 from base.errors import InputError
 from comparison.backends import Cluster
 from comparison.campaign import Store, versions, what_counts
-from comparison.runs.command import Runs, keep_outcome
-from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record
+from comparison.runs.command import Runs
+from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, Turn
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
@@ -64,26 +65,9 @@ def test_records_come_back(tmp_path, monkeypatch):
         assert runs(store, *works, retry_failed=True).made == {}
 
 
-def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_path):
-    with Store(str(tmp_path)) as store:
-        made = folder(store)
-        checkpoints = made / "ckpt"
-        checkpoints.mkdir()
-        (checkpoints / METRICS).write_text("lines")
-        (checkpoints / "0000060.params").write_bytes(b"x" * 1000)
-        for step in ("0000050", "0000060"):
-            (checkpoints / f"{step}.json").write_text(step)
-        keep_outcome(made, 60)
-        assert sorted(os.listdir(made)) == ["0000060.json", METRICS]
-        assert (made / "0000060.json").read_text() == "0000060"
-        assert (made / METRICS).read_text() == "lines"
-
-
 @pytest.mark.parametrize(
     ("changes", "repeats", "named"),
     [
-        ({"num_steps": 80}, 5, "num_steps 80 instead of 60"),
-        ({"--backends": ["hvd_mpi"]}, 5, "--backends hvd_mpi instead of hvd_mpi byteps"),
         ({"versions": {"mxnet": "1.9.1", "numpy": "2"}}, 5, 'versions: numpy "2" instead of "1.23.5"'),
         ({"new": 1}, 5, "new 1 instead of null"),
         ({}, 3, "--repeats 3 instead of 5"),
@@ -134,6 +118,8 @@ def test_what_counts_is_json_and_has_what_changes_results(monkeypatch):
     assert found["environment"]["OMP_NUM_THREADS"] == "1"
     assert not {"OMPI_MCA_btl_vader_backing_directory", "HOME"} & set(found["environment"])
     assert {"python", "mxnet", "horovod", "byteps", "numpy"} <= set(versions())
+    monkeypatch.setattr(machine, "_commit", lambda root: "another")
+    assert what_counts({}, None)["machine"] == {**found["machine"], "commit": "another"} != found["machine"]
 
 
 # the time that is left

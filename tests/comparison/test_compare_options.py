@@ -55,7 +55,6 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--backends byteps byteps", "--backends: byteps is named twice"),
         ("--workers 2 2", "--workers: 2 is named twice"),
         ("--workers 0", "--workers"),
-        ("--dtypes int8", "--dtypes"),
         ("--dtypes float16", "--dtypes float16: MXNet multiplies float16 matrices on GPUs only"),
         ("--batch_sizes -5", "--batch_sizes"),
         ("--data x", "--batch_sizes: needed with --data"),
@@ -66,7 +65,6 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
         ("--emulate --confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
         ("--merge a b --confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
-        ("--confidence nan", "--confidence: 'nan' is not"),
         ("--price_per_hour 0", "--price_per_hour"),
         ("--time_limit 0", "--time_limit"),
         ("--model bert", "--model bert: use bert_12_768_12"),
@@ -76,8 +74,6 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--comm_only -- --lr 1", "--lr after --: --comm_only runs no training script"),
         ("--project --dry_run", "--dry_run: --project launches nothing"),
         ("--comm_only --sizes 4kB", "--sizes: 4kB: write it like"),
-        ("--comm_only --message_seconds nan", "--message_seconds: 'nan' is not above zero"),
-        ("--comm_only --message_dtype bfloat16", "--message_dtype: invalid choice: 'bfloat16'"),
         ("--comm_only --workers 1", "--workers: --comm_only needs 2 or more"),
         ("--sizes 4KB", "--sizes: is an option of --comm_only"),
         ("--cluster p3dn", "--cluster: is an option of --project"),
@@ -98,6 +94,8 @@ def test_workers_must_have_slots(tmp_path):
         parse(f"--hostfile {hosts} --workers 4")
     with pytest.raises(InputError, match="--backends byteps: 3 workers: BytePS needs as many ranks"):
         parse(f"--hostfile {hosts} --workers 3")
+    with pytest.raises(InputError, match="--backends byteps: 3 workers: BytePS needs as many ranks"):
+        parse(f"--comm_only --hostfile {hosts} --workers 3")
     assert parse(f"--hostfile {hosts} --workers 1 2").workers == (1, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from comparison.report import as_json, write_text
 from comparison.runs.report import report_of
 from comparison.settings import Setting, all_settings
 from tests.comparison import synthetic
-from tests.comparison.test_emulation import launch_of
-from tests.comparison.test_messages_report import launch as sent
+from tests.comparison.emulation.test_emulation import launch_of
+from tests.comparison.messages.test_report import launch as sent
 from tests.processes import ROOT
 
 MPI, BYTEPS = (Setting(name, 2, "float32", 512) for name in ("hvd_mpi", "byteps"))
@@ -175,13 +176,16 @@ def test_emulated_clusters_over_each_other(tmp_path):
 def test_what_cannot_be_merged_is_one_line_that_names_it(tmp_path):
     good = runs(tmp_path / "good", {MPI: times(0.07, 4)})
     (tmp_path / "empty").mkdir()
-    for name, text in (("cut", '{"complete": tru'), ("foreign", '{"complete": true}'), ("list", "[]")):
+    whole = (Path(good) / "report.json").read_text()
+    for name, text in (
+        ("cut", '{"complete": tru'),
+        ("foreign", '{"complete": true}'),
+        ("list", "[]"),
+        ("negative", re.sub(r'("samples": {\s*"0": )', r"\1-", whole)),
+        ("no_text", whole.replace('"reason": ""', '"reason": 0')),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(text)
-    content = json.loads((Path(good) / "report.json").read_text())
-    content["results"][0]["figures"]["samples"]["0"] = -1.0
-    (tmp_path / "negative").mkdir()
-    (tmp_path / "negative" / "report.json").write_text(json.dumps(content))
     both = messages(tmp_path / "both", 1.0)
     (tmp_path / "both" / "report.json").write_text("{}")
     large = runs(tmp_path / "large", {MPI: times(0.07)}, model="bert_12_768_12")
@@ -194,6 +198,7 @@ def test_what_cannot_be_merged_is_one_line_that_names_it(tmp_path):
         ([good, tmp_path / "foreign"], "foreign/report.json: damaged, or no report"),
         ([good, tmp_path / "list"], "list/report.json: not a JSON object"),
         ([good, tmp_path / "negative"], "negative/report.json: damaged, or no report"),
+        ([good, tmp_path / "no_text"], "no_text/report.json: damaged, or no report"),
         ([good, both], "both: holds report.json and messages.json; name one"),
         ([good, f"{both}/messages.json"], "messages.json: kind is communication alone, that of"),
         ([good, large], "large/report.json: model is bert_12_768_12, that of"),

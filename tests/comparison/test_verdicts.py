@@ -31,12 +31,9 @@ BACKENDS = ("a", "b", "c")
 
 def quantile(probability: float, rate: float) -> int:
     """Of the binomial distribution of DRAWS draws: the least number that is not exceeded so often."""
-    reached = 0.0
-    for number in range(DRAWS + 1):
-        reached += math.comb(DRAWS, number) * rate**number * (1 - rate) ** (DRAWS - number)
-        if reached >= probability:
-            return number
-    return DRAWS
+    numbers = range(DRAWS + 1)
+    chances = [math.comb(DRAWS, each) * rate**each * (1 - rate) ** (DRAWS - each) for each in numbers]
+    return int(np.searchsorted(np.cumsum(chances), probability))
 
 
 # More false verdicts than this come about once in a thousand runs where the true rate is RATE.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from data.store.build import build_columns
 from data.store.instances import instance_store_plan
@@ -40,12 +39,6 @@ def files_of(directory, counts, kinds=FILE_FORMATS):
         paths.append(path)
         instances += rows
     return paths, instances
-
-
-def content(directory):
-    """Name and bytes of each file in a directory, without the note that its checksums were computed."""
-    paths = sorted(Path(directory).iterdir())
-    return {path.name: path.read_bytes() for path in paths if path.name != "verified.json"}
 
 
 def assert_holds(store, instances):

@@ -14,6 +14,7 @@ from data.embedded import held_out
 from data.text.corpus import documents
 from data.text.prose import has_clause, plain_punctuation, whole_sentence
 from tests.data.debian_packages import repository, sentences
+from tests.data.token_stores import content
 from tests.processes import run_command
 
 # The command, with a small standard library: tests/data/test_embedded.py reads the whole one.
@@ -97,12 +98,8 @@ def test_the_report_names_packages_versions_licences_and_what_is_left_out(built)
 def test_the_same_packages_give_the_same_bytes_and_a_second_call_does_nothing(built, environment, tmp_path):
     output, _ = built
     build_in_a_process(tmp_path / "again", environment)
-    one, two = (
-        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        for folder in (output, tmp_path / "again")
-    )
-    assert len(one) == 18 and one.keys() == two.keys()
-    assert not [name for name in one if one[name] != two[name]]
+    one = content(output)
+    assert len(one) == 18 + 2 and one == content(tmp_path / "again")
     stamps = {name: (output / name).stat().st_mtime_ns for name in one}
     assert "licences" not in build_in_a_process(output, {**environment, "PATH": ""})  # no apt-get is needed
     assert {name: (output / name).stat().st_mtime_ns for name in one} == stamps
@@ -135,9 +132,14 @@ def test_text_of_your_own(tmp_path, capsys):
     os.utime(text, (1, 1))  # another file, for all that can be seen
     before = (tmp_path / "corpus/corpus.json").stat().st_mtime_ns
     assert main(arguments) == 0 and (tmp_path / "corpus/corpus.json").stat().st_mtime_ns > before
-    with pytest.raises(InputError, match="--text: too little text"):
-        text.write_text("\n".join(sentences("garden", 7)), "utf-8")
-        build(str(tmp_path / "little"), text=str(text), vocab_size=300)
+    with pytest.raises(
+        InputError, match="--text: .*/corpus/train-0.txt would be replaced; name another --out"
+    ):
+        build(str(tmp_path / "corpus"), text=str(tmp_path / "corpus/corpus/train-*.txt"), vocab_size=300)
+    for few in (7, 12, 90):  # no document, one, and two, of which one is held out
+        text.write_text("\n".join(sentences("garden", few)), "utf-8")
+        with pytest.raises(InputError, match="--text: too little text"):
+            build(str(tmp_path / "little"), text=str(text), vocab_size=300)
 
 
 @pytest.mark.parametrize(

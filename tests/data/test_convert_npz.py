@@ -62,6 +62,16 @@ def test_pickle_protocol_2_converts_too(tmp_path):
     assert_same(read(tmp_path / "new.npz"), arrays(instances))
 
 
+def test_rows_of_different_types_keep_their_numbers(tmp_path):
+    instances, path = ragged(6), str(tmp_path / "mixed.npz")
+    given = gluonnlp_columns(instances)
+    given["input_ids"][0] = np.zeros(len(given["input_ids"][0]), np.int8)
+    instances[0]["input_ids"] = [0] * len(instances[0]["input_ids"])
+    np.savez_compressed(path, **given)
+    assert convert(path, str(tmp_path / "new.npz")) == 6
+    assert_same(read(tmp_path / "new.npz"), arrays(instances))
+
+
 def test_nothing_in_a_pickle_is_run(tmp_path, capsys):
     trace, path = str(tmp_path / "unpickled"), str(tmp_path / "x.npz")
 

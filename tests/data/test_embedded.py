@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -9,7 +8,6 @@ from base.errors import InputError
 from data.embedded import build, finished, main, prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
-from tests.processes import run_command
 
 PROSE = """Return the answer, e.g. a number. It may be negative! A sentence with a \0 in it is none of prose.
 
@@ -65,20 +63,6 @@ def test_the_corpus_is_english_of_the_right_size(embedded):
 def test_the_vocabulary_is_whole_and_without_unknown_english(embedded, vocab, store):
     assert vocab.tokens[:5] == SPECIAL_TOKENS and len(vocab) == 2000
     assert (store.ids == vocab.unk_id).mean() < 0.001
-
-
-def test_other_processes_build_the_same_bytes(library, tmp_path):
-    """Hash tables are seeded for each process; nothing may depend on their order."""
-    code = "import sys; from data.embedded import build; build(sys.argv[1], 300, sys.argv[2])"
-    one, two = (tmp_path / seed for seed in "12")
-    for output in (one, two):
-        run_command(
-            [sys.executable, "-c", code, str(output), library], env={"PYTHONHASHSEED": output.name}
-        ).check()
-    names = ["vocab.txt", "corpus.json", *(f"corpus/{path.name}" for path in one.glob("corpus/*"))]
-    for name in names:
-        assert (two / name).read_bytes() == (one / name).read_bytes(), name
-    assert len(names) == 2 + 9
 
 
 def test_the_command_says_what_there_is(embedded, capsys):

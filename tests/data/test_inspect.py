@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -133,18 +134,14 @@ def test_numbers_of_batches(facts, blocks):
 
 def test_numbers_of_masks(facts, blocks, vocab):
     found = facts["masks"]
-    predictions = masked = kept = random_next = sequences = 0
-    for batch in blocks:
-        for row in range(len(batch.input_ids)):
-            sequences += 1
-            random_next += int(batch.next_sentence_labels[row])
-            for position, original, weight in zip(
-                batch.masked_positions[row], batch.masked_ids[row], batch.masked_weights[row]
-            ):
-                if weight:
-                    predictions += 1
-                    kept += int(batch.input_ids[row, position] == original)
-                    masked += int(batch.input_ids[row, position] == vocab.mask_id)
+    sequences = sum(len(batch.input_ids) for batch in blocks)
+    random_next = sum(int(batch.next_sentence_labels.sum()) for batch in blocks)
+    real = [batch.masked_weights > 0 for batch in blocks]
+    there = [np.take_along_axis(batch.input_ids, batch.masked_positions, 1) for batch in blocks]
+    there = np.concatenate([each[used] for each, used in zip(there, real)])
+    original = np.concatenate([batch.masked_ids[used] for batch, used in zip(blocks, real)])
+    predictions = len(original)
+    masked, kept = (there == vocab.mask_id).sum(), (there == original).sum()
     assert found["sequences"] == found["of"] == sequences
     assert found["predictions"] == predictions
     assert found["predicted_share"] == pytest.approx(predictions / facts["batches"]["tokens"])
@@ -308,6 +305,8 @@ def test_picture_where_it_is_asked_for(directory, npz, tmp_path, capsys, monkeyp
     shown(capsys, npz, "--plot", "seen.png", "--json", "--num", 0)
     assert os.listdir(tmp_path) == ["seen.png"]
     check_picture(tmp_path / "seen.png")
+    shown(capsys, shutil.copy(npz, "$_a_b$.npz"), "--num", 0)  # as a formula it would be a wrong one
+    check_picture(tmp_path / "$_a_b$.npz.lengths.png")
 
 
 def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, capsys, monkeypatch):
@@ -317,6 +316,13 @@ def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, caps
     captured = capsys.readouterr()
     assert captured.err.startswith("no picture: cannot write store.lengths.png")
     assert "padding" in captured.out and os.listdir(tmp_path) == ["store.lengths.png"]
+
+
+def test_errors_of_the_system_are_one_line(directory, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert main([str(directory)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: [Errno 2] No such file or directory: '{tmp_path}/missing/inspect-")
 
 
 @pytest.mark.parametrize(
@@ -329,6 +335,7 @@ def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, caps
         (["{store}", "--plot", "{missing}/a.png"], ["--plot", "No such file"]),
         (["{text}"], ["--raw", "text"]),
         (["{text}", "--raw"], ["--vocab"]),
+        (["{text}", "--raw", "--plot", "{missing}/a.png"], ["--plot", "No such file"]),
         (["{npz}", "--short_seq_prob", "0.2"], ["--short_seq_prob", "nothing"]),
         (["{npz}", "--max_seq_length", "63"], ["--max_seq_length 63", "pretrain.npz", "64 tokens"]),
         (["{npz}", "--max_seq_length", "513"], ["--max_seq_length 513", "512 positions"]),
@@ -431,16 +438,22 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("words", TEXTS)
-def test_warnings(words, embedded, tmp_path, capsys):
-    path = tmp_path / "text.txt"
-    path.write_text(TEXTS[words] or (embedded / "corpus" / "train-0.txt").read_text("utf-8"), "utf-8")
+def warnings_of(text, embedded, tmp_path, capsys):
+    """The warnings, and all that is found."""
+    (tmp_path / "text.txt").write_text(text, "utf-8")
     # Not every interpreter's text has the characters of mark-up.
     tokens = (embedded / "vocab.txt").read_text("utf-8").split()
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join([*tokens, *(each for each in "@-<>" if each not in tokens)]) + "\n", "utf-8")
-    arguments = ["--raw", path, "--vocab", vocab, "--max_seq_length", "64", "--json", "--num", 0]
-    found = json.loads(shown(capsys, *arguments))["warnings"]
+    arguments = ["--raw", tmp_path / "text.txt", "--vocab", vocab, "--max_seq_length", "64"]
+    found = json.loads(shown(capsys, *arguments, "--json", "--num", 0))
+    return found["warnings"], found
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_warnings(words, embedded, tmp_path, capsys):
+    text = TEXTS[words] or (embedded / "corpus" / "train-0.txt").read_text("utf-8")
+    found, _ = warnings_of(text, embedded, tmp_path, capsys)
     if words is None:
         unexpected = ["[UNK]", "a literal <unk>", *filter(None, TEXTS)]
         assert not [warning for warning in found if any(word in warning for word in unexpected)]
@@ -454,32 +467,31 @@ def wikitext(text):
     return "".join(f" \n = Title {n} = \n \n {document} \n" for n, document in enumerate(documents))
 
 
-def warnings_of(text, embedded, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text(text, "utf-8")
-    arguments = ["--raw", tmp_path / "text.txt", "--vocab", embedded / "vocab.txt", "--max_seq_length", "64"]
-    found = json.loads(shown(capsys, *arguments, "--json", "--num", 0))
-    return [warning for warning in found["warnings"] if "[UNK]" in warning or "unk" in warning], found
+def unknown_in(warnings):
+    return [warning for warning in warnings if "[UNK]" in warning or "unk" in warning]
 
 
 def test_unk_marks_of_wikitext_are_not_blamed_on_the_vocabulary(embedded, tmp_path, capsys):
     marked = wikitext(GOOD.replace("good", "<unk>"))
-    (warning,), found = warnings_of(marked, embedded, tmp_path, capsys)
+    warnings, found = warnings_of(marked, embedded, tmp_path, capsys)
+    (warning,) = unknown_in(warnings)
     share = 1200 / found["counts"]["tokens"]
     assert found["tokens"]["unknown_share"] == pytest.approx(share) and share > 0.05
     assert warning == (
         f"{share:.1%} of the tokens are [UNK] because the text itself has <unk> in place of words, "
         "1,200 times, as WikiText does; that is no fault of the vocabulary"
     )
-    both, _ = warnings_of(marked.replace("number", "\u0f00"), embedded, tmp_path, capsys)
+    both = unknown_in(warnings_of(marked.replace("number", "\u0f00"), embedded, tmp_path, capsys)[0])
     assert len(both) == 2 and "no fault" in both[0] and "the vocabulary does not fit the text" in both[1]
     foreign = wikitext(GOOD.replace("number", "\u0f00"))
-    (warning,), _ = warnings_of(foreign, embedded, tmp_path, capsys)
+    (warning,) = unknown_in(warnings_of(foreign, embedded, tmp_path, capsys)[0])
     assert "the vocabulary does not fit the text" in warning and "<unk>" not in warning
 
 
 def test_a_literal_unk_is_found_whatever_the_vocabulary_makes_of_it(embedded, tmp_path, capsys):
     """The marks of WikiText, read as plain lines."""
-    (warning,), found = warnings_of(GOOD.replace("good", "<unk>"), embedded, tmp_path, capsys)
+    warnings, found = warnings_of(GOOD.replace("good", "<unk>"), embedded, tmp_path, capsys)
+    (warning,) = unknown_in(warnings)
     assert found["tokens"]["unknown_share"] == 0
     (mark,) = [each for each in found["text"]["repeated"] if each["marker"]]
     tokens = len(mark["text"].split())

@@ -18,6 +18,7 @@ from data.minimal_pairs import (
     MinimalPair,
     accuracies,
     batches,
+    draw_accuracies,
     pair_files,
     read_pairs,
     to_score,
@@ -229,3 +230,10 @@ def test_one_pair_has_no_standard_error():
     found = judged([("p", "one", "+"), ("q", "two", "++")])
     assert math.isnan(found.paradigms[0].error) and math.isnan(found.mean_of_groups.error)
     assert found.paradigms[1].error == 0 and found.mean_of_paradigms.accuracy == 1
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    """No formula is read out of them, which "$_a_b$" would be a wrong one of."""
+    name = "$_a_b$ \udcff"
+    draw_accuracies(str(tmp_path / "x.png"), name, judged([(name, name, "+-")]))
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

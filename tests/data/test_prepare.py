@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -13,11 +14,11 @@ import time
 import numpy as np
 import pytest
 
-from base.memory import peak_of
 from base.progress import Printed
 from data.formats.files import identify, peek, read_instances
 from data.prepare import main
 from data.store.tokens import TokenStore
+from tests.data.token_stores import content
 from tests.processes import run_command, start_command
 
 PREPARE = [sys.executable, "-m", "data.prepare"]
@@ -47,13 +48,6 @@ def reference(words, tmp_path_factory):
     return output
 
 
-def same_directories(one, other):
-    assert sorted(os.listdir(one)) == sorted(os.listdir(other))
-    for name in os.listdir(one):
-        assert filecmp.cmp(one / name, other / name, shallow=False), name
-    return True
-
-
 def error_line(capsys, arguments):
     """The one line on standard error of a command that ends with code 2."""
     assert main([str(word) for word in arguments]) == 2
@@ -65,7 +59,7 @@ def error_line(capsys, arguments):
 def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, reference, tmp_path):
     output = tmp_path / "store"
     result = run_command([*PREPARE, *words, "--output", output, "--num_workers", "3"]).check()
-    assert same_directories(output, reference)
+    assert content(output) == content(reference)
     assert os.listdir(tmp_path) == ["store"]
     store = TokenStore.open(str(output))
     counts = f"{store.num_documents:,} documents, {store.num_sentences:,} sentences, {store.num_tokens:,} tok"
@@ -92,7 +86,7 @@ def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):
     assert list(tmp_path.glob(DONE)), "what was done is lost"
     assert result.stderr == "interrupted; give the same command again, and it goes on where it stopped\n"
     run_command(command).check()
-    assert same_directories(output, reference)
+    assert content(output) == content(reference)
 
 
 def test_what_is_done_is_not_done_again_and_nothing_is_overwritten(words, reference, capsys, embedded):
@@ -104,14 +98,15 @@ def test_what_is_done_is_not_done_again_and_nothing_is_overwritten(words, refere
     assert {name: os.stat(reference / name).st_mtime_ns for name in os.listdir(reference)} == before
 
 
-def peak_megabytes(run):
-    """The most memory that the command's own process, and that any of its workers, had while they ran."""
-    peaks = {True: 0, False: 0}
-    while run.poll() is None:
-        for pid in run.pids():
-            peaks[pid == run.pid] = max(peaks[pid == run.pid], peak_of(pid) >> 20)
-        time.sleep(0.05)
-    return peaks[True], peaks[False]
+# The most memory, in MB, that the command's own process, and that any of its workers, had.
+PEAKS = """
+import sys
+from resource import RUSAGE_CHILDREN, getrusage
+from base.memory import peak_of
+from data.prepare import main
+assert main(sys.argv[1:]) == 0
+print(peak_of() >> 20, getrusage(RUSAGE_CHILDREN).ru_maxrss >> 10)
+"""
 
 
 def test_memory_does_not_depend_on_the_size_of_the_text(embedded, tmp_path):
@@ -122,9 +117,8 @@ def test_memory_does_not_depend_on_the_size_of_the_text(embedded, tmp_path):
         path = tmp_path / f"{times}.txt"
         path.write_bytes(text * times)
         words = ["--input", path, "--vocab", embedded / "vocab.txt", "--output", tmp_path / f"store{times}"]
-        with start_command([*PREPARE, *words, "--num_workers", "2"]) as run:
-            peaks.append(peak_megabytes(run))
-            run.wait().check()
+        said = run_command([sys.executable, "-c", PEAKS, *words, "--num_workers", "2"]).check().stdout
+        peaks.append([int(peak) for peak in said.split()[-2:]])
         assert os.path.getsize(tmp_path / f"store{times}" / "ids-00000.bin") > 100_000 * times
     for small, large in zip(*peaks):
         assert small > 20 and large < small + 10, f"MB of the parent and of a worker at 1x and 10x: {peaks}"
@@ -146,8 +140,19 @@ def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, c
     assert len(names) > 1
     for name in names:
         one, two = tmp_path / "one" / name, tmp_path / "two" / name
-        assert identify(str(one)).format == "ofrecord" and peek(str(one)).width == 64
+        assert identify(str(one)).format == "ofrecord" and peek(str(one))[0] == 64
         assert filecmp.cmp(one, two, shallow=False), name
+    (tmp_path / "one.tokens").mkdir()
+    (tmp_path / "one.tokens" / "mine").touch()
+    line = error_line(capsys, [*text, *masks, "--output", tmp_path / "one"])
+    assert "one.tokens holds mine and is removed at the end" in line
+    shutil.rmtree(tmp_path / "one.tokens")
+    for change in (["--seed", "4"], ["--format", "tfrecord"], ["--gzip"]):  # before anything is tokenized
+        line = error_line(capsys, [*text, *masks, *change, "--output", tmp_path / "one"])
+        assert (
+            "--gzip" in line if change == ["--gzip"] else "one is there already, with other content" in line
+        )
+    assert sorted(os.listdir(tmp_path)) == ["one", "store", "two"]
 
 
 def test_instances_are_converted_and_text_is_not_taken_for_them(embedded, tmp_path, capsys):
@@ -161,6 +166,8 @@ def test_instances_are_converted_and_text_is_not_taken_for_them(embedded, tmp_pa
     one, two = (list(read_instances(str(path), 2000)) for path in paths)
     assert all(np.array_equal(a, b) for a, b in zip(one[0], two[0]))
     capsys.readouterr()
+    short = ["--format", "npz", "--max_seq_length", "64", "--output", tmp_path / "short"]
+    assert "holds sequences of up to 128 tokens" in error_line(capsys, ["--input", files, *vocab, *short])
     line = error_line(capsys, ["--input", files, *vocab, "--output", tmp_path / "store"])
     assert "masked instances" in line and "--format" in line
     both = ["--input", f"{files},{text}", *vocab, "--format", "npz", "--output", tmp_path / "x"]
@@ -180,21 +187,7 @@ def test_skipped_records_are_counted_and_named(tmp_path, embedded, capsys):
     assert json.loads((tmp_path / "store" / "manifest.json").read_text("utf-8"))["counts"]["skipped"] == 1
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--sp_nbest", "5"], "--sp_nbest needs --sentencepiece"),
-        (["--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
-        (["--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
-    ],
-)
-def test_options_out_of_range_are_one_line(embedded, tmp_path, capsys, words, message):
-    text = ["--input", embedded / "corpus" / "eval.txt", "--vocab", embedded / "vocab.txt"]
-    assert message in error_line(capsys, [*text, "--output", tmp_path / "out", *words])
-    assert not (tmp_path / "out").exists()
-
-
-def test_input_that_cannot_be_is_one_line(embedded, tmp_path, capsys):
+def test_input_and_options_that_cannot_be_are_one_line(embedded, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("one\n\ntwo\n")
     (tmp_path / "file").write_text("mine")
@@ -202,11 +195,15 @@ def test_input_that_cannot_be_is_one_line(embedded, tmp_path, capsys):
     folder = ["--input", tmp_path / "folder"]
     output = ["--output", tmp_path / "out"]
     for words, message in (
+        ([*folder, *vocab, *output, "--sp_nbest", "5"], "--sp_nbest needs --sentencepiece"),
+        ([*folder, *vocab, *output, "--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
+        ([*folder, *vocab, *output, "--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
         (["--input", tmp_path / "none", *vocab, *output], "--input: no file matches"),
         ([*folder, *output], "give --vocab"),
         ([*folder, "--vocab", tmp_path / "file", *output], "file lacks [PAD]"),
         ([*folder, *vocab, "--output", tmp_path / "folder" / "out"], "keep them apart"),
         (["--input", f"{tmp_path}/folder/a.txt", *vocab, "--output", folder[1]], "keep them apart"),
+        (["--input", f"{tmp_path}/fold*/*", *vocab, "--output", f"{folder[1]}/out"], "keep them apart"),
         ([*folder, *vocab, "--output", tmp_path / "file"], "file is a file"),
         ([*folder, *vocab, "--output", tmp_path / "file" / "out"], "file/out: File exists"),
         ([*folder, *vocab, "--output", "/proc/out"], "cannot build /proc/out"),
@@ -220,6 +217,9 @@ def test_input_that_cannot_be_is_one_line(embedded, tmp_path, capsys):
     assert main([str(word) for word in build]) == 0
     capsys.readouterr()
     assert "already" in error_line(capsys, ["--input", tmp_path / "out", *vocab, "--output", tmp_path / "x"])
+    (tmp_path / "other.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    other = ["--vocab", tmp_path / "other.txt", "--format", "npz", "--output", tmp_path / "x"]
+    assert "another vocabulary than that of --vocab" in error_line(capsys, ["--input", output[1], *other])
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from base.progress import SILENT
 from data.options import TextConfig
@@ -26,6 +27,12 @@ def stored_documents(store):
         ]
         for document in range(store.num_documents)
     ]
+
+
+def content(directory):
+    """Names of all that is below a directory, and the bytes of files, without notes of computed checksums."""
+    paths = [path for path in sorted(Path(directory).rglob("*")) if path.name != "verified.json"]
+    return {str(path.relative_to(directory)): path.is_file() and path.read_bytes() for path in paths}
 
 
 def stores_in(cache):

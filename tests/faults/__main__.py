@@ -23,6 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -51,8 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = Page() if fresh else read(options.output.with_suffix(".json"))
     try:
         page.check(facts, options.output)
+        if options.output is not None:
+            options.output.parent.mkdir(parents=True, exist_ok=True)
     except InputError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--output {options.output}: {error.strerror}")
     clock = Clock(options.minutes)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, clock.stop)
@@ -71,18 +76,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(plan: Plan, options: argparse.Namespace, clock: Clock, page_with: Callable[..., Page]) -> int:
     figures: dict[tuple[str, str], Figure] = {}
     damages: list[Caught] = []
+    due = time.monotonic()
 
-    def keep(figure: Figure) -> None:
-        figures[figure.number, figure.backend] = figure
+    def save() -> None:
+        if options.output is not None:
+            write(page_with(figures.values(), damages), PROGRAMS, options.output)
+
+    def keep(result: Figure | Caught) -> None:
+        nonlocal due
+        if isinstance(result, Figure):
+            figures[result.number, result.backend] = result
+        else:
+            damages.append(result)
+        if time.monotonic() >= due:  # the page has it, whatever happens in the hours after it
+            save()
+            due = time.monotonic() + 60.0
 
     with contextlib.suppress(SystemExit):
         if options.damage:
-            try_damages(plan, clock, damages.append)
+            try_damages(plan, clock, keep)
         else:
             measure(plan, clock, keep)
     print(shown(Page().with_results({}, figures.values(), damages), PROGRAMS), flush=True)
+    save()
     if options.output is not None:
-        write(page_with(figures.values(), damages), PROGRAMS, options.output)
         print(f"\n{options.output}, {options.output.with_suffix('.json')}", flush=True)
     failed = any(each.tried and not each.holds for each in figures.values())
     if clock.stopped_by:

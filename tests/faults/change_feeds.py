@@ -19,7 +19,7 @@ import numpy as np
 from data.finetuning.batching import Grouping, OrderedBatches, TrainingOrder
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
-from data.pretraining.prefetch import Prefetcher
+from data.pretraining.prefetch import Feed
 from data.pretraining.sources import Source, TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore
@@ -149,20 +149,20 @@ def _live(
             ranks = []
             for rank in range(size):
                 batches = feed(rank, size)
-                place = damage(position) if life else position
-                ahead = Prefetcher(batches.tasks(place), 6, rng.randint(0, 2))
+                ahead = Feed(batches.tasks, batches.micro_batches, rng.randint(0, 2), depth=6)
+                ahead.seek(damage(position) if life else position)
                 stack.callback(ahead.close)
-                ranks.append((ahead, batches.micro_batches))
+                ranks.append(ahead)
             since: list[list[Taken]] = []
             count = rng.randint(3, 12)
             if last:
                 count = whole(len(steps) + count) - len(steps)
             for number in range(1, count + 1):
-                found = [[next(ahead) for _ in range(own)] for ahead, own in ranks]
+                found = [[next(ahead) for _ in range(ahead.micro_batches)] for ahead in ranks]
                 # Micro-batches of all ranks in their order in the step: rank 0's first, rank 1's first, ...
                 turns = range(max(map(len, found)))
-                since.append([each[turn][1] for turn in turns for each in found if turn < len(each)])
-                places = {each[-1][0] for each in found}
+                since.append([each[turn] for turn in turns for each in found if turn < len(each)])
+                places = {ahead.position for ahead in ranks}
                 assert len(places) == 1, f"the ranks are at {places}"
                 if number % interval == 0 or last:  # saved
                     (position,) = places

@@ -22,7 +22,7 @@ import numpy as np
 from base.errors import InputError
 from base.progress import SILENT
 from data.store import cache, manifest
-from data.store.build import BuildPlan, Part, build_columns
+from data.store.build import BuildPlan, Writers, build_columns
 from data.store.columns import Column
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, cached_store
@@ -239,11 +239,10 @@ class _Unit(NamedTuple):
 def _plan(interrupted: bool) -> BuildPlan:
     """A build of numbers that depend on the unit; it stops before unit 6 while `interrupted`."""
 
-    def write(unit: _Unit, part: Part) -> Mapping[str, Any]:
-        number = int(unit.name)
+    def write(unit: _Unit, number: int, writers: Writers) -> Mapping[str, Any]:
         if interrupted and number == 6:
             raise _Stop
-        part.append("values", np.random.default_rng(number).integers(0, 250, 1_500, dtype=np.int64))
+        writers["values"].append(np.random.default_rng(number).integers(0, 250, 1_500, dtype=np.int64))
         return {"counts": {"units": 1}}
 
     return BuildPlan(

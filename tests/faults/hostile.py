@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -114,7 +115,7 @@ def _change(value: Any, draw: random.Random) -> None:
             value = value[key]
             continue
         if draw.randrange(8):
-            value[key] = draw.choice(VALUES)
+            value[key] = copy.deepcopy(draw.choice(VALUES))  # changed later, perhaps
         else:
             del value[key]
         return

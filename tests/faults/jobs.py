@@ -59,12 +59,12 @@ comm.watch.watchdog._end_process = lambda message, rank, *rest: end("lost", rank
 def moved(by: int) -> str:
     """Damage: a resumed run begins so many sequences later."""
     return f"""
-import training.run
-place = training.run.position_to_continue
+import training.start.start
+place = training.start.start.position_to_continue
 def moved(start, *rest, **named):
     position, messages = place(start, *rest, **named)
     return position + ({by} if start.step else 0), messages
-training.run.position_to_continue = moved
+training.start.start.position_to_continue = moved
 """
 
 

@@ -8,7 +8,7 @@ from tests.faults.figure import Damage, Parts, Program, Setting, Tally, endless,
 from tests.faults.jobs import ONE_THREAD
 from tests.processes import ROOT, run_ranks
 
-WORKER = ROOT / "tests" / "comm" / "race_worker.py"
+WORKER = ROOT / "tests" / "comm" / "byteps" / "race_worker.py"
 ROUNDS = 60
 TENSORS = 8  # in each round, of the worker's own sizes
 UNPROTECTED = "the sums of a tensor all have one name, as BytePS's own trainer has it"

@@ -42,6 +42,7 @@ FLOOD_SECONDS = 0.6
 CONNECT_SECONDS = 60.0
 RETURN_SECONDS = 10.0  # a busy machine may take that long to give all descriptors back
 _BATCH = 28  # messages, between two looks at the hub
+STAYING = 64  # of those that have sent something
 _FIXED = struct.Struct(">BIId")  # kind, rank, process id, seconds: written down again, from the documentation
 
 
@@ -64,7 +65,7 @@ def attack(messages: int, seed: int, stranger_seconds: float = 3.0, damage: str 
             links += [_link(rank, address, effects) for rank in (1, 2)]
             descriptors, resident = [_descriptors(process.pid)], _memory(process.pid)
             held = _hold(port)
-            for count in _send(port, address.token, messages, random.Random(seed)):
+            for count in _send(port, address.token, messages, random.Random(seed), held):
                 delivered = count
                 descriptors.append(_descriptors(process.pid))
                 _drip(held)
@@ -101,7 +102,7 @@ def bother(port: int, messages: int, seed: int, during: Callable[[], None]) -> i
     held = _hold(port, IDLE)
     delivered = 0
     try:
-        for count in _send(port, NO_TOKEN, messages, random.Random(seed)):
+        for count in _send(port, NO_TOKEN, messages, random.Random(seed), held):
             delivered = count
             _drip(held)
         with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
@@ -178,15 +179,18 @@ def _command(function: str, *given: object) -> list[str]:
     return [sys.executable, "-c", call]
 
 
-def _send(port: int, token: bytes, messages: int, draw: random.Random) -> Iterator[int]:
-    """Sends the messages, each over a connection of its own; yields how many were delivered, after each
-    batch."""
+def _send(
+    port: int, token: bytes, messages: int, draw: random.Random, held: list[socket.socket]
+) -> Iterator[int]:
+    """Sends the messages, each over a connection of its own, a quarter of which are `held` until others come;
+    yields how many were delivered, after each batch."""
     kinds = tuple(MESSAGES.values())
-    delivered = 0
+    delivered, staying = 0, len(held)
     for number in range(messages):
         text = kinds[number % len(kinds)](draw, token)
         pieces, end = _pieces(text, draw), draw.randrange(4)
-        with contextlib.suppress(OSError), socket.create_connection((HERE, port), 2) as stranger:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
+            stranger = ends.enter_context(socket.create_connection((HERE, port), 2))
             delivered += 1
             for piece in pieces:
                 stranger.sendall(piece)
@@ -194,6 +198,11 @@ def _send(port: int, token: bytes, messages: int, draw: random.Random) -> Iterat
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if end == 1:
                 stranger.shutdown(socket.SHUT_WR)
+            if end == 2:
+                held.append(stranger)
+                ends.pop_all()
+        if len(held) > staying + STAYING:
+            held.pop(staying).close()
         if number % _BATCH == _BATCH - 1 or number == messages - 1:
             yield delivered
 

@@ -1,7 +1,7 @@
 """A rank, the BytePS server or the scheduler is killed or stopped, at the start, between two steps and while
 rank 0 saves: every process of the run ends and with an error, somebody says who is missing, and the last
 checkpoint is intact. With the real scripts and launchers; some of figure 7's cases, without its limits of
-seconds. A rank that is stopped in its steps over MPI: tests/test_pipelines.py."""
+seconds. A rank that is stopped in its steps over MPI: tests/training/pipeline/test_pipelines.py."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_an_update_and_a_step_leave_nothing_behind():
 
 def test_a_sum_through_byteps_leaves_nothing_behind():
     """In workers and server. ps-lite's own transport keeps 630 bytes of each sum of a worker."""
-    worker = Path(__file__).parents[1] / "comm" / "memory_worker.py"
+    worker = Path(__file__).with_name("memory_worker.py")
     result = run_ranks(worker, 2, "byteps", args=[300], env={"OMP_NUM_THREADS": "1"}).check()
     for rank in result.ranks:
         found = json.loads(rank.stdout.splitlines()[-1])

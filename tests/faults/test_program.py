@@ -222,7 +222,10 @@ def command(*words: object) -> list[object]:
 
 
 def test_bad_options(capsys):
-    for words in (("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl")):
+    for words in (
+        *(("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl")),
+        ("--output", "/dev/null/page.md"),
+    ):
         with pytest.raises(SystemExit) as left:
             main(words)
         assert left.value.code == 2 and words[1].split(",")[-1] in capsys.readouterr().err
@@ -232,11 +235,11 @@ def test_a_cheap_figure_and_its_damage(tmp_path):
     """The short form: those figures that need no ranks, for seconds."""
     cheap = [each for each in PROGRAMS if each.backends == (ONCE,) and each.seconds <= 5]
     chosen = [each.number for each in cheap]
-    page = tmp_path / "page.md"
+    page = tmp_path / "new" / "page.md"
     words = ("--figures", ",".join(chosen), "--minutes", "0.1", "--output", page)
     result = run_command(command(*words), env={"TMPDIR": str(tmp_path)}).check()
     assert re.search(r"\d+ of \d+", result.stdout) and "**" not in page.read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "page.md"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "page.json", "page.md"]
 
 
 def test_a_signal_ends_it_in_order(tmp_path):

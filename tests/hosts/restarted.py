@@ -1,8 +1,8 @@
 """A script for the tests of hosts/launch.py's restarts: behaves like a training script, in milliseconds.
 
-    restarted.py --ckpt_dir DIR [--resume] [--steps N] [--interval N] PLAN
+    restarted.py --ckpt_dir DIR [--resume] [--steps N] PLAN
 
-Each step is a line of rank 0's in DIR/metrics.jsonl, each `--interval` steps a checkpoint (only its names).
+Each step is a line of rank 0's in DIR/metrics.jsonl, each third step a checkpoint (only its names).
 PLAN is a JSON list with an entry for each start: null, or [step, rank, action]. At that step the rank acts,
 and the others hang, as in an exchange: "exit 3 words", "kill 9", "note KIND" (left for the launcher, and exit
 code 1), "down FILE" (which is made before), "wait" (all of them, for a signal). SIGTERM, SIGUSR1 and SIGINT
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--ckpt_dir", type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--interval", type=int, default=3)
     parser.add_argument("plan")
     args = parser.parse_args()
     stopped: list[int] = []
@@ -56,7 +55,7 @@ def main() -> None:
         if RANK == 0:
             with metrics.open("a") as file:
                 file.write(json.dumps({"step": step, "ranks": SIZE}) + "\n")
-            if step % args.interval == 0 or stopped:
+            if step % 3 == 0 or stopped:
                 save(args.ckpt_dir, step)
         if stopped:
             sys.exit(130 if stopped[0] == signal.SIGINT else 143)

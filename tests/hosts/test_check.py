@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 
 import pytest
 
-from hosts.check import Report, _slow, _unlike, rounds, table
+from hosts.check import Report, _slow, _unlike, main, rounds, table
 from hosts.launching.parts import DEFAULT_PORT
 from hosts.reach import Question
+from tests.hosts.launcher import rejected
 from tests.hosts.test_ssh import hosts as hosts  # noqa: PLC0414 (the fixture)
-from tests.processes import ROOT, run_command
+from tests.processes import ROOT, executable, run_command
 
 CHECK = ROOT / "hosts" / "check.py"
 QUESTION = Question(("ssh",), "/place", "python", "/bin", ())
@@ -74,6 +76,13 @@ def test_hosts_with_faults(hosts, tmp_path):
     assert result.stdout.splitlines()[3].split() == ["10.77.0.3", "1", "not", "reached"]
 
 
+def test_another_mpi_is_rejected_with_a_cure_of_this_command(tmp_path, monkeypatch, capsys):
+    executable(tmp_path / "mpirun", "#!/bin/sh\necho HYDRA\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    line = rejected(main, capsys, ROOT / "hosts" / "local")
+    assert "put Open MPI's first on PATH, or name it to hosts/launch.py: --mpirun" in line
+
+
 @pytest.mark.parametrize("number", [1, 2, 5, 8])
 def test_rounds_have_each_pair_once(number):
     names = [f"host{each}" for each in range(number)]
@@ -104,9 +113,9 @@ def test_differences(changed, said):
 
 def test_slow_links():
     links = {("a", "b"): 10.0, ("b", "a"): 9.0, ("a", "c"): 11.0, ("c", "a"): 4.0}
-    (found,) = _slow(links, 0.0)
+    (found,) = _slow(links, None)
     assert found[0] == "a" and "gets 4 Gbit/s from c, the median link has 10" in found[1]
-    assert len(list(_slow(links, 9.5))) == 2 and not list(_slow(links, 1.0))
+    assert len(list(_slow(links, 9.5))) == 2 and not list(_slow(links, 0.0))
 
 
 def test_table():

@@ -10,7 +10,7 @@ import yaml
 
 from hosts import kubernetes
 from hosts.batch.templates import yaml_text
-from tests.hosts.launching import rejected
+from tests.hosts.launcher import rejected
 from tests.hosts.manifests import command, objects, pod_specs, problems, write
 
 COMMON = shlex.split("--name bert --image r.example/bert:1 --workers 2 --slots 8 --gpu nvidia.com/gpu")
@@ -216,7 +216,16 @@ def test_a_patch_of_an_mpijob(mpi, tmp_path):
         ("pods: {spec: {a: 2026-01-01}}", "pods.spec.a: 2026-01-01 is neither text nor a number"),
         ("pods: {spec: {a: 1, a: 2}}", "pods.spec.a: given twice"),
         ("pods: {spec: {on: 1}}", "pods.spec.on: the name of a field is text"),
+        ("pods: {spec: {a: !!bool maybe}}", "pods.spec.a: maybe is neither text nor a number"),
+        ('pods: {spec: {a: !!int ""}}', "pods.spec.a:  is neither text nor a number"),
         ("pods: &a {spec: {b: *a}}", "nested too deeply"),
+        (
+            "".join(
+                f"a{number}: &a{number} [{f'*a{number - 1},' * 9 if number else 'x'}]\n"
+                for number in range(9)
+            ),
+            "its aliases stand for more than 1,048,576 values",
+        ),
         ("pods: [", "line 1: no YAML"),
         (None, "No such file"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from hosts.launch import main
-from tests.hosts.launching import BYTEPS, LAUNCH, rejected
+from hosts.launching.over_mpirun import SHARED_MEMORY
+from tests.hosts.launcher import BYTEPS, LAUNCH, on, rejected
 from tests.processes import (
     LIMIT,
     ROOT,
+    executable,
     is_alive,
     python_3_9,
     run_command,
@@ -27,14 +30,12 @@ from tests.processes import (
 )
 
 PART = Path(__file__).with_name("part.py")
+HERE, WORKERS = ["localhost slots=2"], ["localhost slots=1"] * 2
 
 
 def words(tmp_path, lines, actions, *options):
     """The launcher's command line for ranks that do `actions` on the hosts of `lines`."""
-    hostfile = tmp_path / "hosts"
-    hostfile.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [sys.executable, PART, tmp_path, *actions]
-    return [*BYTEPS, "--hostfile", hostfile, *options, "--", *command]
+    return [*on(tmp_path, *lines), *options, "--", sys.executable, PART, tmp_path, *actions]
 
 
 def launch(tmp_path, lines, actions, *options, **more):
@@ -103,8 +104,7 @@ def test_runs_with_python_3_9_and_nothing_else(tmp_path):
     python = python_3_9()
     if python is None:
         pytest.skip("no Python 3.9 on this machine")
-    (tmp_path / "hosts").write_text("localhost slots=2\n")
-    command = [python, "-S", "-E", "-W", "error", *BYTEPS[1:], "--hostfile", tmp_path / "hosts", "--"]
+    command = [python, "-S", "-E", "-W", "error", *on(tmp_path, *HERE)[1:], "--"]
     result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"])
     assert result.returncode == 7, result.describe()
     assert re.fullmatch(r"launch: rank \d exited with 7; ended the run\n", result.stderr)
@@ -147,7 +147,7 @@ def test_parts_cannot_act_on_the_terminal(tmp_path):
 
 def test_quiet(tmp_path):
     options = ["--log_dir", tmp_path / "logs", "--quiet", "--server_timeout", "0.5"]
-    result = launch(tmp_path, ["localhost slots=1"] * 2, ["talk", "exit0"], *options).check()
+    result = launch(tmp_path, WORKERS, ["talk", "exit0"], *options).check()
     assert result.stdout == ""
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["launch"]
     assert (tmp_path / "logs" / "rank.0" / "stdout").stat().st_size > 200_000
@@ -164,7 +164,7 @@ def test_the_run_goes_on_when_its_reader_stops(tmp_path):
 
 def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
     """rank 0 sleeps; rank 1 writes more than the pipe takes, then exits with 7."""
-    command = [str(word) for word in words(tmp_path, ["localhost slots=2"], ["sleep", "chatter7"])]
+    command = [str(word) for word in words(tmp_path, HERE, ["sleep", "chatter7"])]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_file(tmp_path / "rank.0.pid")
@@ -182,7 +182,6 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
 # ------------------------------------------------------------------------------------ a part that fails
 
 
-HERE, WORKERS = ["localhost slots=2"], ["localhost slots=1"] * 2
 STOPPED = r"had been stopped for \d+ s by a signal and was killed"
 
 
@@ -190,7 +189,8 @@ STOPPED = r"had been stopped for \d+ s by a signal and was killed"
     ("lines", "action", "options", "strikes", "code", "said"),
     [
         (HERE, "stubborn", [], ["1 SEGV"], 139, "rank 1 was killed by SIGSEGV"),  # the other does not listen
-        # The scheduler: tests/comm/test_processes.py.
+        # The scheduler: tests/test_processes.py.
+        (HERE, "stubborn", [], ["1 35"], 163, "rank 1 was killed by signal 35"),  # Python has no name for it
         (WORKERS, "sleep", [], ["server KILL"], 137, "server 0 was killed by SIGKILL"),
         (HERE, "sleep", ["--stopped_timeout", "1"], ["0 STOP"], 147, f"rank 0 {STOPPED}"),
         # It could not answer the killed rank; its end may be seen first.
@@ -203,7 +203,7 @@ def test_who_failed_is_named_and_ends_all(tmp_path, lines, action, options, stri
     with start(tmp_path, lines, [action], *options) as run:
         for who, number in map(str.split, strikes):
             pid = until(lambda: run.find_role("server"))[0] if who == "server" else pid_of(tmp_path, int(who))
-            os.kill(pid, signal.Signals[f"SIG{number}"])
+            os.kill(pid, int(number) if number.isdecimal() else signal.Signals[f"SIG{number}"])
         result = run.wait()
     assert result.returncode == code, result.describe()
     assert re.fullmatch(f"launch: {said}; ended the run", last_line(result))
@@ -223,10 +223,8 @@ def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
 
 
 def test_a_program_that_cannot_be_started(tmp_path):
-    (tmp_path / "program").write_text("no program\n")
-    (tmp_path / "program").chmod(0o755)
-    (tmp_path / "hosts").write_text("localhost slots=2\n")
-    result = run_command([*BYTEPS, "--hostfile", tmp_path / "hosts", "--", tmp_path / "program"])
+    program = executable(tmp_path / "program", "no program\n")
+    result = run_command([*on(tmp_path, *HERE), "--", program])
     assert result.returncode == 127
     assert re.search(
         r"rank \d could not be started: Exec format error: .*/program; ended the run", last_line(result)
@@ -271,7 +269,7 @@ def test_all_end_after_a_signal(tmp_path, lines, actions, options, said):
 
 
 def test_a_second_interrupt_kills_at_once(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
+    with start(tmp_path, HERE, ["stubborn"]) as run:
         run.signal(signal.SIGINT)
         wait_for_file(tmp_path / "rank.0.heard", run=run)
         run.signal(signal.SIGINT)
@@ -281,7 +279,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path):
 
 
 def test_a_failure_while_stopping_is_a_failure(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["stubborn", "obey"]) as run:
+    with start(tmp_path, HERE, ["stubborn", "obey"]) as run:
         run.signal(signal.SIGUSR1)
         wait_for_file(tmp_path / "rank.1.saved", run=run)
         os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
@@ -294,7 +292,7 @@ def test_a_failure_while_stopping_is_a_failure(tmp_path):
 
 
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path):
-    with start(tmp_path, ["localhost slots=1"] * 2, ["stubborn"]) as run:
+    with start(tmp_path, WORKERS, ["stubborn"]) as run:
         until(lambda: run.find_role("server") and run.find_role("scheduler"))
         run.signal(signal.SIGKILL)
         result = run.wait()  # raises LeftoverProcesses after 12 seconds
@@ -302,7 +300,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path):
 
 
 def test_a_supervisor_that_is_killed_takes_its_part_along(tmp_path):
-    with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
+    with start(tmp_path, HERE, ["stubborn"]) as run:
         part = pid_of(tmp_path, 1)
         with open(f"/proc/{part}/stat", encoding="ascii") as file:
             supervisor = int(file.read().split()[3])
@@ -311,6 +309,16 @@ def test_a_supervisor_that_is_killed_takes_its_part_along(tmp_path):
     assert not is_alive(part)
     assert result.returncode == 137
     assert last_line(result) == "launch: rank 1 was lost: its supervisor ended by SIGKILL; ended the run"
+
+
+def test_what_a_killed_part_has_left_ends_with_the_run(tmp_path):
+    """Its supervisor waits for that, since ranks of mpirun may save, but not when the launcher kills."""
+    part = ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/started; kill -9 $$"]
+    with start_command([*on(tmp_path, "localhost slots=1"), "--grace", "0.5", "--", *part]) as run:
+        wait_for_file(tmp_path / "started", run=run)
+        run.signal(signal.SIGTERM)
+        result = run.wait()  # raises LeftoverProcesses
+    assert result.returncode == 143, result.describe()
 
 
 def test_what_a_part_has_started_ends_with_it(tmp_path):
@@ -360,8 +368,7 @@ def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, name
 )
 def test_a_command_that_is_not_there(tmp_path, command, named):
     """As a process: exit code and line are its own."""
-    (tmp_path / "hosts").write_text("localhost slots=1\n")
-    result = run_command([*BYTEPS, "--hostfile", tmp_path / "hosts", *command])
+    result = run_command([*on(tmp_path, "localhost slots=1"), *command])
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1 and named in result.stderr
 
@@ -390,10 +397,7 @@ def test_a_host_that_cannot_be_reached_any_more(tmp_path):
 
 
 def write_shell(tmp_path, text):
-    shell = tmp_path / "shell"
-    shell.write_text(f"#!/bin/sh\nhost=$1; shift\n{text}\n")
-    shell.chmod(0o755)
-    return shell
+    return executable(tmp_path / "shell", f"#!/bin/sh\nhost=$1; shift\n{text}\n")
 
 
 def test_no_host_gets_many_new_connections_at_once(tmp_path):
@@ -435,6 +439,18 @@ def test_dry_run_prints_a_command_for_each_part(tmp_path):
     rank_facts = facts(tmp_path, 1)
     assert rank_facts["argv"][2:] == ["exit0", "exit0", "it's", "*"]
     assert rank_facts["environ"]["OWN"] == "a b" and rank_facts["environ"]["DMLC_WORKER_ID"] == "1"
+
+
+def test_the_printed_command_of_mpirun_works_by_hand(tmp_path):
+    code = "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"
+    words = [*on(tmp_path, *HERE, backend="hvd"), "--dry_run", "--", sys.executable, "-c", code]
+    shown = run_command(words).check().stdout
+    try:
+        result = run_command(["sh", "-c", shown]).check()
+    finally:
+        for folder in re.findall(f"{SHARED_MEMORY}/launch\\.\\w+", shown):
+            shutil.rmtree(folder, ignore_errors=True)
+    assert "shmem" not in result.stderr, result.describe()
 
 
 def test_public_addresses_are_said_on_one_line(tmp_path):

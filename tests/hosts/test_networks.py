@@ -12,7 +12,7 @@ import pytest
 import hparams
 from base.errors import InputError
 from hosts.networks import KINDS, read_network
-from tests.hosts.launching import HVD
+from tests.hosts.launcher import HVD
 from tests.processes import ROOT, run_command
 
 HOSTS = ["--hostfile", str(ROOT / "hosts/4x_p3dn")]

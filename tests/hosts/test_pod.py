@@ -4,7 +4,6 @@ servers, keys, host file and variables as the MPI operator gives them."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from base.json_files import read_json_lines
 from hosts.batch.ssh import SSHD, answers, client_command, private_keys, server_configuration
 from hosts.pod import ranks_below
 from tests.hosts.manifests import command, objects, pod_specs
 from tests.namespaces import or_skip, two_hosts
-from tests.processes import ROOT, run_command, start_command, until
+from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 
 SCRIPT = Path(__file__).with_name("restarted.py")
 WORKERS = ("10.77.0.2", "10.77.0.3")
@@ -69,8 +69,7 @@ class Pods:
         return start_command([*self.hosts.prefix, *words], env=env, cwd=ROOT)
 
     def steps(self) -> list[int]:
-        lines = (self.directory / "ckpt" / "metrics.jsonl").read_text("utf-8").splitlines()
-        return [json.loads(line)["step"] for line in lines]
+        return [each["step"] for each in read_json_lines(str(self.directory / "ckpt" / "metrics.jsonl"))]
 
 
 def make_keys(folder: Path) -> None:
@@ -95,7 +94,7 @@ def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(pods.worker(index)) for index in (0, 1)]
         launcher = stack.enter_context(pods.launcher("--steps", 8, '[[5, 0, "wait"]]'))
-        until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
+        wait_for_file(tmp_path / "ckpt" / "metrics.jsonl", text='"step": 4', run=launcher)
         for worker in workers:
             (pid,) = worker.find("hosts.pod")
             os.kill(pid, signal.SIGTERM)
@@ -113,7 +112,7 @@ def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path)
 
 def test_a_launcher_that_must_go_lets_the_ranks_save(pods, tmp_path):
     with pods.worker(0), pods.worker(1), pods.launcher("--steps", 8, '[[5, 0, "wait"]]') as launcher:
-        until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
+        wait_for_file(tmp_path / "ckpt" / "metrics.jsonl", text='"step": 4', run=launcher)
         (pid,) = launcher.find("hosts.pod")
         os.kill(pid, signal.SIGTERM)  # as Kubernetes does: to the container's process 1
         result = launcher.wait()
@@ -193,6 +192,14 @@ def test_missing_keys_are_bad_input(tmp_path):
     result = run_command([sys.executable, "-m", "hosts.pod", "hvd", "worker", "--keys", tmp_path])
     assert result.returncode == 2 and "authorized_keys: No such file" in result.stderr, result.describe()
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() or not os.access(SSHD, os.X_OK), reason="no ssh hosts: needs root and sshd")
+def test_a_user_without_a_name_is_bad_input():
+    """Such as --user of hosts/kubernetes.py that the image does not have."""
+    become = "import os, pathlib; from hosts.batch.ssh import server_command; os.setuid(54321); "
+    result = run_command([sys.executable, "-c", f"{become} server_command(pathlib.Path(), 2222)"])
+    assert "InputError: user 54321 has no name in this image" in result.stderr
 
 
 def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path):

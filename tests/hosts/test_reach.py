@@ -12,7 +12,7 @@ import pytest
 
 from base.errors import InputError
 from hosts.reach import Conversation, Fault, Question, check, explained, faults_of, summed_up
-from tests.processes import LIMIT
+from tests.processes import LIMIT, executable
 
 # As OpenSSH 9.2's client has written them.
 WORDS = {
@@ -60,9 +60,7 @@ def asked(tmp_path):
     """Answers of a host behind a remote shell with a text of its own, and the lines about clocks."""
 
     def ask(text, python=sys.executable, programs=(), interfaces=()):
-        shell = tmp_path / "shell"
-        shell.write_text(f"#!/bin/sh\nshift\n{text}\n")
-        shell.chmod(0o755)
+        shell = executable(tmp_path / "shell", f"#!/bin/sh\nshift\n{text}\n")
         question = Question((str(shell),), os.getcwd(), python, os.environ["PATH"], programs, interfaces)
         lines: list[str] = []
         return dict(faults_of(["node-2"], question, time.sleep, lines.append)), lines
@@ -109,9 +107,7 @@ def test_what_is_no_answer(asked):
 
 def test_a_shell_that_stays_open_after_its_reply(tmp_path):
     """A start-up file may leave a program behind that keeps ssh's streams."""
-    shell = tmp_path / "shell"
-    shell.write_text('#!/bin/sh\nshift\nsh -c "$*"\nexec sleep 3600\n')
-    shell.chmod(0o755)
+    shell = executable(tmp_path / "shell", '#!/bin/sh\nshift\nsh -c "$*"\nexec sleep 3600\n')
     question = Question((str(shell),), "/no/such/folder", sys.executable, os.environ["PATH"])
     with Conversation(["node-2"], question) as conversation:
         _, faults = conversation.ask({"node-2": {}}, LIMIT)

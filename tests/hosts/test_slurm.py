@@ -14,9 +14,9 @@ import sys
 import pytest
 
 from hosts import slurm
-from tests.hosts.launching import rejected
+from tests.hosts.launcher import rejected
 from tests.namespaces import or_skip
-from tests.processes import ROOT, run_command, start_command, until, wait_for_file
+from tests.processes import ROOT, executable, run_command, start_command, until, wait_for_file
 from tests.slurm_cluster import slurm_cluster
 
 PLAN = ["--nodes", "4", "--tasks_per_node", "8", "--tokens_per_gpu", "8192", "--accumulate", "2"]
@@ -99,10 +99,8 @@ def test_a_run_without_checkpoints_is_not_queued_again(capsys):
 def job(tmp_path):
     """Words that start a script of one node, and the file with what it has asked scontrol for."""
     asked = tmp_path / "asked"
-    (tmp_path / "bin").mkdir()
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\nif [ "$1" = show ]; then echo localhost; else echo "$@" >>{asked}; fi\n')
-    scontrol.chmod(0o755)
+    text = f'if [ "$1" = show ]; then echo localhost; else echo "$@" >>{asked}; fi'
+    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\n{text}\n")
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "x", "TMPDIR": str(tmp_path / "tmp")}
     env["PATH"] = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     (tmp_path / "tmp").mkdir()
@@ -206,8 +204,7 @@ def test_the_shell_of_a_step(tmp_path):
     environ.update(
         SLURM_CPUS_PER_TASK="12", SLURM_NNODES="2", SRUN_CPUS_PER_TASK="12", SLURM_GPUS_PER_NODE="8"
     )
-    (tmp_path / "srun").write_text(f"#!{sys.executable}\n{code}\n")
-    (tmp_path / "srun").chmod(0o755)
+    executable(tmp_path / "srun", f"#!{sys.executable}\n{code}\n")
     environ["PATH"] = os.pathsep.join([str(tmp_path), environ["PATH"]])
     words = [sys.executable, ROOT / "hosts" / "srun.py", "beta", "echo", "a b"]
     result = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.launching import HVD
+from tests.hosts.launcher import HVD
 from tests.namespaces import INTERFACE, or_skip
-from tests.processes import ROOT, run_command, start_command, until, wait_for_file
+from tests.processes import ROOT, executable, run_command, start_command, until, wait_for_file
 from tests.ssh_hosts import ssh_hosts
 
 HERE = Path(__file__).parent
@@ -130,12 +130,9 @@ def written(path, text):
 
 def other_python(hosts, tmp_path, text):
     """Another interpreter on beta, at the place of this one, of which PYTHON in `text` is a copy."""
-    script, copy = tmp_path / "python", tmp_path / "python-copy"
-    shutil.copy(os.path.realpath(sys.executable), copy)
-    text = text.replace("PYTHON", str(copy))
-    script.write_text(f"#!/bin/sh\n{text}\n", encoding="ascii")
-    script.chmod(0o755)
     target = os.path.realpath(sys.executable)
+    copy = shutil.copy(target, tmp_path / "python-copy")
+    script = executable(tmp_path / "python", f"#!/bin/sh\n{text.replace('PYTHON', str(copy))}\n")
     return hosts.mounted(1, ["--bind", str(script), target], target)
 
 

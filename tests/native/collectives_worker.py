@@ -68,8 +68,8 @@ class Communicator:
     def reduce(self, send: Any, receive: Any, root: int, op: int = SUM) -> None:
         self._call("ncclReduce", send, receive, send.size, send.dtype, op, root)
 
-    def reduce_scatter(self, send: Any, receive: Any, op: int = SUM) -> None:
-        self._call("ncclReduceScatter", send, receive, receive.size, send.dtype, op)
+    def reduce_scatter(self, send: Any, receive: Any) -> None:
+        self._call("ncclReduceScatter", send, receive, receive.size, send.dtype, SUM)
 
     def all_gather(self, send: Any, receive: Any) -> None:
         self._call("ncclAllGather", send, receive, send.size, send.dtype)

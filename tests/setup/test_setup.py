@@ -36,7 +36,7 @@ from setup.building import Source, Tools
 from setup.environment import Environment
 from setup.errors import SetupError
 from setup.progress import Progress, Stopped, excerpt
-from tests.processes import LIMIT, run_command, until, wait_for_file
+from tests.processes import LIMIT, executable, run_command, until, wait_for_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = [
@@ -102,14 +102,7 @@ def refused(clone: Path, *arguments: str, **options):
     return errors[0]
 
 
-def executable(path: Path, text: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return str(path)
-
-
-def python_reporting(path: Path, version: str) -> str:
+def python_reporting(path: Path, version: str) -> Path:
     """A real interpreter that says it has another version."""
     return executable(
         path,
@@ -166,10 +159,8 @@ def test_no_compiler(clone, tmp_path):
 def test_a_compiler_that_does_not_work(clone, tmp_path):
     path = path_without(tmp_path / "bin", "g++")
     executable(tmp_path / "bin/g++", "#!/bin/sh\necho 'cannot execute cc1plus' >&2\nexit 1\n")
-    before = contents(clone)
-    code, output, errors = make_setup(clone, f"PYTHON={BASE_PYTHON}", PATH=path)
-    assert code != 0 and contents(clone) == before
-    assert errors == ["setup: the C++ compiler g++ does not work: cannot execute cc1plus"]
+    message = refused(clone, f"PYTHON={BASE_PYTHON}", PATH=path)
+    assert message == "setup: the C++ compiler g++ does not work: cannot execute cc1plus"
 
 
 def test_an_environment_that_is_a_link_to_another_one(clone, tmp_path):
@@ -211,23 +202,22 @@ def test_cuda_from_wheels_alone(tmp_path):
     assert [source.name for source in cpu.sources if source.change is not None] == ["horovod", "byteps"]
 
 
+def library(place: Path, *words: object) -> None:
+    """A real shared library of nothing."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    command = ["g++", "-shared", "-fPIC", "-o", place, "-x", "c", "/dev/null", *words]
+    subprocess.run(list(map(str, command)), check=True)
+
+
 def test_what_libmxnet_still_lacks_is_named(tmp_path):
     """Real libraries: one in a wheel's folder, and another that is nowhere."""
     site = tmp_path / "lib" / "python3.11" / "site-packages"
-    (site / "nvidia" / "made" / "lib").mkdir(parents=True)
-    (site / "mxnet").mkdir()
-    source = tmp_path / "empty.c"
-    source.write_text("int nothing;\n")
-    for name in ("libmade.so.1", "libabsent.so.2"):
-        place = site / "nvidia" / "made" / "lib" / name
-        subprocess.run(
-            ["g++", "-shared", "-fPIC", f"-Wl,-soname,{name}", str(source), "-o", str(place)], check=True
-        )
-    made, absent = (str(site / "nvidia/made/lib" / name) for name in ("libmade.so.1", "libabsent.so.2"))
-    link = ["g++", "-shared", "-fPIC", "-Wl,--no-as-needed,-rpath,$ORIGIN", str(source), made, absent]
-    subprocess.run([*link, "-o", str(site / "mxnet" / "libmxnet.so")], check=True)
+    made, absent = (site / "nvidia/made/lib" / name for name in ("libmade.so.1", "libabsent.so.2"))
+    for place in (made, absent):
+        library(place, f"-Wl,-soname,{place.name}")
+    library(site / "mxnet/libmxnet.so", "-Wl,--no-as-needed,-rpath,$ORIGIN", "-x", "none", made, absent)
     cuda.link_libraries(tmp_path)
-    assert (site / "mxnet" / "libmade.so.1").resolve() == Path(made).resolve()
+    assert (site / "mxnet/libmade.so.1").resolve() == made.resolve()
     os.remove(absent)
     with pytest.raises(SetupError, match=r"libmxnet.so needs libabsent.so.2, which no package"):
         cuda.link_libraries(tmp_path)
@@ -239,9 +229,7 @@ def test_cuda_libraries_from_elsewhere_are_named(tmp_path):
     ours = site / "nvidia" / "made" / "lib" / "libmade.so.11"
     theirs = outside / "libmade.so.13"
     for place in (ours, theirs):
-        place.parent.mkdir(parents=True)
-        command = ["g++", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(place)]
-        subprocess.run(command, check=True)
+        library(place)
     script = (
         "import ctypes, sys; from pathlib import Path; from setup.check_libraries import mapped, strays; "
         "[ctypes.CDLL(name) for name in sys.argv[2:]]; "
@@ -576,7 +564,7 @@ def test_a_wheel_is_named_by_all_that_can_change_it(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_HOME", "/elsewhere")
     names.add(building.digest(source, pins))
     compiler = executable(tmp_path / "bin" / "g++", "#!/bin/sh\necho another compiler\n")
-    monkeypatch.setenv("PATH", f"{Path(compiler).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{compiler.parent}{os.pathsep}{os.environ['PATH']}")
     names.add(building.digest(source, pins))
     assert len(names) == 9
 

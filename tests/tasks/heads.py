@@ -58,18 +58,10 @@ def run(task: Any, network: Any, batch: Any, factor: float) -> tuple[float, np.n
     return float(loss.asscalar()), sums.asnumpy(), outputs.asnumpy()
 
 
-def values_of(network: Any) -> dict[str, np.ndarray]:
-    """Parameters by name, in float64."""
-    return {
-        name: parameter.data().asnumpy().astype(np.float64) for name, parameter in trained(network).items()
-    }
-
-
-def gradients_of(network: Any) -> dict[str, np.ndarray]:
-    """Gradients by name, in float64."""
-    return {
-        name: parameter.grad().asnumpy().astype(np.float64) for name, parameter in trained(network).items()
-    }
+def values_of(network: Any, part: str = "data") -> dict[str, np.ndarray]:
+    """Parameters by name, in float64; with part "grad" their gradients."""
+    found = {name: getattr(parameter, part)() for name, parameter in trained(network).items()}
+    return {name: array.asnumpy().astype(np.float64) for name, array in found.items()}
 
 
 def check_task(
@@ -93,7 +85,7 @@ def check_gradients(
 ) -> None:
     """Compares the gradient of every parameter, along a random direction, with central differences of
     `loss`, the reference. Parameters whose names end as one of `without_effect` have none."""
-    found, parameters = gradients_of(network), values_of(network)
+    found, parameters = values_of(network, "grad"), values_of(network)
     rng = np.random.default_rng(0)
     step = 1e-5
     for name, values in parameters.items():

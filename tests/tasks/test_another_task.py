@@ -14,25 +14,17 @@ from bert.model import HEADS
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.base import Figures, Floors, Panel, Task
+from tasks.networks import PlainBert
 from tests.training.staged import parts_of
 from training.report import read_metrics
 from training.train import train_stages
 
 
-class OrderLoss(mx.gluon.HybridBlock):
+class OrderLoss(PlainBert):
     """Next-sentence cross entropy alone, on MXNet's operators."""
 
-    adds_in_backward = True
-
-    def __init__(self, bert: Any):
-        super().__init__(prefix="")
-        self.bert = bert
-
-    def pack_weights(self) -> None:
-        """Nothing to do."""
-
     def hybrid_forward(self, F: Any, ids: Any, segments: Any, lengths: Any, labels: Any, factor: Any) -> Any:
-        scores = self.bert(ids, segments, F.cast(lengths, dtype="float32"), F.zeros((1, 1)))[-2]
+        scores = self.bert(ids, segments, self.lengths(F, lengths), F.zeros((1, 1)))[-2]
         losses = -F.pick(F.log_softmax(scores, axis=-1), labels, axis=-1)
         hits = F.broadcast_equal(F.argmax(scores, axis=-1), F.cast(labels, dtype="float32"))
         total = F.sum(losses)

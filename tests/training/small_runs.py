@@ -7,8 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-import pytest
-
 from comm.local import LocalCommunicator
 from tasks.pretraining.task import Pretraining
 from training.inputs import Part, check_parts
@@ -16,24 +14,17 @@ from training.options import parse_options, stage_config, stage_options
 from training.stopping import StopRequest
 from training.train import train_stages
 
-SHAPE = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-    "vocab_size": 40, "max_position_embeddings": 16, "type_vocab_size": 2,
+# A bert_config.json of bert_1_16_2; the model of these runs is smaller.
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 512, "type_vocab_size": 2,
 }  # fmt: skip
+SHAPE = {**SIZES, "intermediate_size": 32, "max_position_embeddings": 16, "vocab_size": 40}
 TINY = [
     *("--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2", "--lr", "0.01"),
     *("--warmup_ratio", "0.2", "--progress", "none", "--num_data_workers", "0", "--peak_tflops", "1"),
 ]
 SANE = ("--num_steps", "40", "--ckpt_interval", "2", "--log_interval", "1", "--seed", "3")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def handlers():
-    """Signal handlers before the tests of a module, which imports this."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def command(folder: Path, *words: Any) -> list[str]:

@@ -14,9 +14,10 @@ import pytest
 from base.errors import InputError
 from comm.local import LocalCommunicator
 from data.opening import DataFiles, fingerprint
+from hosts.mpirun import AS_ROOT
 from tests.faults import disagree
 from tests.faults.jobs import SCRIPTS, patched
-from tests.processes import LIMIT, ROOT, run_ranks, start_command
+from tests.processes import LIMIT, ROOT, run_command, run_ranks
 from tests.training.small_runs import command, parts_of
 from training.agreement import agree, describe, majority
 from training.checkpoint import list_steps
@@ -157,9 +158,7 @@ class TestRuns:
         words = [str(ROOT / "run_pretraining_hvd.py"), *disagree.arguments(files, tmp_path)]
         each = ["-np", "1", sys.executable, *words]
         command = ["mpirun", "--oversubscribe", "--bind-to", "none", *each, ":", *each, "--lr", "0.5"]
-        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        with start_command(command, env=allowed) as run:
-            result = run.wait()
+        result = run_command(command, env=AS_ROOT)
         assert result.returncode == 2 and "--lr is 0.001 on rank 0" in result.stderr, result.describe()
         assert not list(tmp_path.iterdir())
 
@@ -175,10 +174,10 @@ class TestRuns:
 FLIP = """
 import os
 import training.step as step_module
+from base.launchers import launched_rank
 from comm.bits import memory_of
-from training.start.restoring import live_arrays
-names = ("OMPI_COMM_WORLD_RANK", "DMLC_WORKER_ID")
-own = int(next(os.environ[name] for name in names if name in os.environ))
+from bert.model import live_arrays
+own = launched_rank(os.environ)
 Step = step_module.TrainStep
 call = Step.__call__
 

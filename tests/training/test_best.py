@@ -118,6 +118,16 @@ def test_each_stage_has_its_own(corpus, tmp_path):
     assert list_steps(str(tmp_path)) == sorted({4, 7, least["step"]} | ({6} if least["step"] == 7 else set()))
 
 
+def test_parameters_of_another_run_are_not_the_best(corpus, whole, tmp_path):
+    """Stage 2 alone evaluates before its first step, when it has no checkpoint yet."""
+    changes = {"stages": "2", "init_from": f"{whole}:best", "max_seq_length": 32, "num_steps": 2}
+    changes.update(batch_size=2, lr=0.5, warmup_ratio=0, keep_best=True)
+    assert run(tmp_path, corpus, **changes) == 0
+    losses = losses_of(tmp_path)
+    assert min(losses, key=losses.__getitem__) == 0, "no step was better"
+    assert best_of(tmp_path)["step"] == 2 and list_steps(str(tmp_path)) == [2]
+
+
 def test_best_in_place_of_a_step(whole, corpus, tmp_path):
     step = best_of(whole)["step"]
     assert find_weights(f"{whole}:best", "--init_from").source == f"{whole}/{step:07d}.params"

@@ -12,7 +12,6 @@ import pytest
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
 from base.errors import InputError, TrainingError
-from bert.weights.params_file import read_index
 from tests.processes import run_command
 from tests.training.test_checkpoint_facts import newest
 from tests.training.tiny import block_arrays
@@ -40,16 +39,6 @@ def save(directory: Path, step: int, keep: int = 0, **facts: Any) -> checkpoint.
     )
 
 
-def random_bert() -> BERTModel:
-    encoder = BERTEncoder(num_layers=2, units=32, hidden_size=64, max_length=16, num_heads=2, dropout=0.1)
-    model = BERTModel(encoder=encoder, vocab_size=60, token_type_vocab_size=2, units=32, embed_size=32)
-    model.initialize(mx.init.Normal(0.02))
-    ids = mx.nd.array(np.arange(16).reshape(2, 8), dtype="int32")
-    positions = mx.nd.array([[1, 2], [3, 4]], dtype="int32")
-    model(ids, mx.nd.zeros_like(ids), mx.nd.array([8, 6]), positions)  # some shapes are known only then
-    return model
-
-
 # What is written
 
 
@@ -66,22 +55,18 @@ def test_states_of_more_than_two_gb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_params_file_is_byte_for_byte_gluonnlps(tmp_path: Path, dtype: str) -> None:
-    model = random_bert()
+    encoder = BERTEncoder(num_layers=2, units=32, hidden_size=64, max_length=16, num_heads=2, dropout=0.1)
+    model = BERTModel(encoder=encoder, vocab_size=60, token_type_vocab_size=2, units=32, embed_size=32)
+    model.initialize(mx.init.Normal(0.02))
+    ids = mx.nd.array(np.arange(16).reshape(2, 8), dtype="int32")
+    positions = mx.nd.array([[1, 2], [3, 4]], dtype="int32")
+    model(ids, mx.nd.zeros_like(ids), mx.nd.array([8, 6]), positions)  # some shapes are known only then
     model.cast(dtype)
     model.save_parameters(str(tmp_path / "gluonnlp.params"))
     saved = checkpoint.save(str(tmp_path), 30, block_arrays(model), {}, FACTS)
     assert saved.params_path == str(tmp_path / "0000030.params")
     assert Path(saved.params_path).read_bytes() == (tmp_path / "gluonnlp.params").read_bytes()
     assert saved.manifest is not None and saved.manifest["versions"]["mxnet"] == mx.__version__
-
-
-def test_states_are_an_ordinary_npz(tmp_path: Path) -> None:
-    save(tmp_path, 3)
-    with np.load(tmp_path / "0000003.states.npz", allow_pickle=False) as loaded:
-        assert sorted(loaded.files) == sorted(states(3))
-        for name, value in states(3).items():
-            np.testing.assert_array_equal(loaded[name], value)
-            assert loaded[name].dtype == value.dtype
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
@@ -158,18 +143,6 @@ def test_no_flipped_bit_of_the_manifest_changes_what_is_read(tmp_path: Path) -> 
     assert refused > 0.8 * len(content)
 
 
-def test_bare_params_file_of_gluonnlp(tmp_path: Path) -> None:
-    model = random_bert()
-    model.save_parameters(str(tmp_path / "0000040.params"))
-    found = checkpoint.load_step(str(tmp_path), 40)
-    assert (found.step, found.manifest, found.states_path) == (40, None, None)
-    assert read_index(found.params_path)["word_embed.0.weight"].shape == (60, 32)
-    with pytest.raises(ValueError), found.open_states():
-        pass
-    step, messages = newest(tmp_path)
-    assert step is None and len(messages) == 1 and "0000040.params" in messages[0]
-
-
 def test_step_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--start_step 5.*there is none"):
         checkpoint.load_step(str(tmp_path), 5)
@@ -179,7 +152,7 @@ def test_step_that_is_not_there(tmp_path: Path) -> None:
         checkpoint.load_step(str(tmp_path), 5)
 
 
-# What is deleted, and what is replaced
+# What is deleted
 
 
 def test_keep(tmp_path: Path) -> None:
@@ -199,16 +172,6 @@ def test_keep_those_of_an_interval(tmp_path: Path) -> None:
         kept = checkpoint.Kept(2, 6)
         checkpoint.save(str(tmp_path), step, arrays(step), states(step), {**FACTS, "begun": 4}, kept)
     assert checkpoint.list_steps(str(tmp_path)) == [4, 6, 12, 18, 20]
-
-
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    first = (tmp_path / "0000001.params").read_bytes()
-    checkpoint.save(str(tmp_path), 1, arrays(5), states(5), {**FACTS, "seed": 8})
-    found = checkpoint.newest_complete(str(tmp_path), pytest.fail)
-    assert found is not None and found.manifest is not None and found.manifest["seed"] == 8
-    assert (tmp_path / "0000001.params").read_bytes() != first
-    assert sorted(os.listdir(tmp_path)) == sorted(f"0000001{extension}" for extension in FILES)
 
 
 # What a kill leaves, and where nothing can be written

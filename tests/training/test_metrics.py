@@ -102,18 +102,26 @@ def test_the_standard_error_needs_some_samples(batches):
     assert figures(TASK, totals_of(*[step] * 8))["mlm_loss_se"] == pytest.approx(0, abs=1e-6)
 
 
-def test_the_stopwatch_does_not_count_pauses():
+def test_the_stopwatch_counts_no_pauses_and_adds_what_earlier_runs_have_spent():
     begun = time.monotonic()
-    watch = Stopwatch()
+    watch = Stopwatch(100.0)
     time.sleep(0.05)
     with watch:
+        inside = watch.total
         time.sleep(0.3)
+        assert watch.total == inside, "it stands still in a pause"
+    assert 100.05 <= inside <= watch.total
     first = watch.lap()
     assert 0.05 <= first <= time.monotonic() - begun - 0.3
     time.sleep(0.02)
     second = watch.lap()
     assert second >= 0.02, "a lap begins where the last one ended, without its pauses"
     assert first + second <= time.monotonic() - begun - 0.3
+    assert 100 + first + second <= watch.total <= 100 + time.monotonic() - begun - 0.3
+    for least in (500.0, 200.0):
+        watch.at_least(least)
+        assert watch.total >= 500
+    assert watch.lap() <= time.monotonic() - begun, "no part of what it was set forward by"
 
 
 class TestEvaluation:

@@ -11,6 +11,7 @@ from base.errors import InputError
 from bert.configuration import BertConfig, parse_model
 from data.options import MAX_POSITIONS
 from tests.processes import ROOT
+from tests.training.small_runs import SHAPE
 from training.config import PUBLISHED_VOCABULARIES
 from training.options import NOT_HERE, TABLE, TAKEN, parse_options, run_config
 
@@ -81,25 +82,20 @@ def test_an_option_has_gluonnlps_name_and_meaning(name):
 class TestConfigFile:
     """--config_file beside the other options; tests/bert/test_config_file.py has the files themselves."""
 
-    SIZES = {
-        **{"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 40},
-        **{"max_position_embeddings": 64, "type_vocab_size": 2, "vocab_size": 20},
-    }
-
     @pytest.fixture
     def model(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
 
         def settle(*argv: str, **keys):
-            Path("c.json").write_text(json.dumps({**self.SIZES, **keys}), encoding="utf-8")
+            Path("c.json").write_text(json.dumps({**SHAPE, **keys}), encoding="utf-8")
             return run_config(parse("--config_file", "c.json", *argv)).model
 
         return settle
 
     def test_all_of_the_model_comes_from_it(self, model):
         found = model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, initializer_range=0.01, x=1)
-        assert found.bert == BertConfig(2, 16, 2, 40, positions=64)
-        assert (found.vocab_size, found.dropout, found.initial_stdev) == (20, 0.2, 0.01)
+        assert found.bert == BertConfig(1, 16, 2, 32, positions=16)
+        assert (found.vocab_size, found.dropout, found.initial_stdev) == (40, 0.2, 0.01)
         assert (found.source, found.unknown_keys) == ("c.json", ("x",))
         assert (model().dropout, model().initial_stdev) == (0.1, 0.02)
 

@@ -166,7 +166,7 @@ def test_files_that_cannot_be_read(tmp_path, write):
     assert "--options_file" in rejected("--options_file")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1),
     number=st.floats(1e-300, 3e38),

@@ -129,16 +129,13 @@ def events(directory: Path) -> Iterator[Any]:
 
 
 class TestTensorBoard:
-    def scalars(self, directory: Path) -> dict[tuple[str, int], float]:
-        return {
-            (value.tag, event.step): value.simple_value
-            for event in events(directory / "tensorboard")
-            for value in event.summary.value
-        }
-
     def test_every_number_is_a_scalar(self, tmp_path):
         reported(tmp_path, training(10), training(20, grad_norm=None), evaluation(20))
-        found = self.scalars(tmp_path)
+        found = {
+            (value.tag, event.step): value.simple_value
+            for event in events(tmp_path / "tensorboard")
+            for value in event.summary.value
+        }
         evaluated = {name.replace("_", "/", 1): value for name, value in evaluation(20).items()}
         expected = {
             (name if name.startswith("eval/") else f"train/{name}", line["step"]): value
@@ -212,21 +209,22 @@ class TestTerminal:
         "print(subprocess.run(command, capture_output=True, text=True).stdout.strip())"
     )
 
-    def found(self, arguments: list[str], stderr: Any, rank: str | None = None) -> str:
+    def found(self, arguments: list[str], stderr: Any, rank_in: str | None = None) -> str:
         """The result of launching_terminal in a process of its own."""
         environment = {name: value for name, value in os.environ.items() if name not in report.LAUNCHED}
-        if rank is not None:
-            environment["OMPI_COMM_WORLD_RANK"] = rank
+        if rank_in is not None:
+            environment[rank_in] = "0"
         given = {"cwd": ROOT, "env": environment, "timeout": LIMIT, "text": True, "stderr": stderr}
         return subprocess.check_output([sys.executable, "-c", *arguments], **given).strip()
 
-    def test_its_own_its_launchers_or_none(self, tmp_path):
+    @pytest.mark.parametrize("rank_in", ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "BYTEPS_LOCAL_RANK"])
+    def test_its_own_its_launchers_or_none(self, tmp_path, rank_in):
         master, terminal = os.openpty()
         try:
             name = os.ttyname(terminal)
             assert self.found([self.CODE], terminal) == name
-            # As under mpirun: a pipe of its own, the terminal is the launcher's.
-            assert self.found([self.PARENT, self.CODE], terminal, rank="0") == name
+            # As under mpirun or srun --mpi=pmix: a pipe of its own, the terminal is the launcher's.
+            assert self.found([self.PARENT, self.CODE], terminal, rank_in) == name
             # As under a shell with `2>&1 | tee log`.
             assert self.found([self.PARENT, self.CODE], terminal) == "None"
         finally:
@@ -234,7 +232,7 @@ class TestTerminal:
             os.close(master)
         with open(tmp_path / "log", "w") as log:
             assert self.found([self.CODE], log) == "None"
-            assert self.found([self.PARENT, self.CODE], log, rank="0") == "None"
+            assert self.found([self.PARENT, self.CODE], log, rank_in) == "None"
 
     def test_a_bar_on_a_terminal(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(report, "launching_terminal", lambda: "/dev/pts/not-there")
@@ -319,6 +317,13 @@ class TestSummary:
     def test_a_single_log_interval_is_said_once(self, tmp_path):
         said = self.closing_lines(tmp_path, Floors(), training(1, mlm_loss=9.041))
         assert "MLM loss 9.041 at step 1; NSP loss 0.700\n" in said and "->" not in said
+
+    def test_pairs_from_a_later_interval_on(self, tmp_path):
+        """As of a run that began with --single_sentences and was resumed without."""
+        said = self.closing_lines(
+            tmp_path, Floors(), training(10, nsp_loss=None, nsp_acc=None), training(100)
+        )
+        assert "MLM loss 7.400 at step 10 -> 6.500 at step 100\n" in said
 
     @pytest.mark.parametrize(
         ("error", "difference", "shown"),

@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from base import failures
 from base.claims import Claim
 from base.errors import InputError, NotFiniteError, TrainingError
 from bert.model import network_parameters
@@ -24,7 +25,6 @@ from tests.training.small_runs import Meeting, command, train, trained
 from tests.training.staged import arrays_of
 from tests.training.test_checkpoint import FACTS
 from tests.training.tiny import Waiting
-from training import left_behind
 from training.checkpoint import list_steps, newest_complete, read_manifest, save
 from training.left_behind import ORDER, PARTS, bring_back, folder_of_part
 from training.rescue import LOCK, Rescue
@@ -82,6 +82,13 @@ def test_ranks_that_take_each_other_for_lost_save_one_after_the_other(tmp_path, 
     others[0].join()
     assert early == [] and list_steps(str(folder)) == [3]
     assert {path.stat().st_mtime for path in folder.glob("0000003.*")} == {1}, "written again"
+
+
+def test_a_step_that_is_taken_once_more_is_saved_again(tmp_path, whole):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    with pytest.raises(CommunicationError):
+        trained(folder, *SELDOM, "--start_step", "2", "--lr", "0.02", communicator=Meeting(2, lose))
+    assert read_manifest(str(folder), 3)["options"]["lr"] == 0.02 and not same(folder, whole, 3)
 
 
 def test_nothing_is_saved_before_the_first_step(tmp_path):
@@ -150,10 +157,10 @@ def test_weights_are_saved_while_a_pass_that_will_not_end_counts_as_a_write_to_t
 
 def test_what_the_disk_does_not_take_stays_left_behind(tmp_path, whole, monkeypatch):
     if not can_mount(tmp_path):
-        pytest.skip("mounting a small disk needs root")
+        pytest.skip("mounting a small file system needs root")
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr(left_behind, "MEMORY", str(memory))
+    monkeypatch.setattr(failures, "MEMORY", str(memory))
     with small_disk(tmp_path / "disks" / "disk", "8M") as disk:
         folder = disk / "run"
         words = command(folder, *SHORT, "--ckpt_interval", "5")
@@ -166,8 +173,13 @@ def test_what_the_disk_does_not_take_stays_left_behind(tmp_path, whole, monkeypa
         assert kept.stat().st_mode & 0o777 == 0o700
         with pytest.raises(
             InputError, match=rf"No space left.*step {step} waits in this host's memory, {kept}"
-        ):
+        ) as caught:
             train([*words, "--resume"])
+        assert failures.kind_of(caught.value) == failures.DISK, "which another start may find otherwise"
+        with pytest.raises(
+            InputError, match=rf"{kept}, holds its checkpoint of step {step}; continue it with"
+        ):
+            train(words)
         assert list_steps(str(kept)) == [step], "it is nowhere else yet"
         ballast.__exit__(None, None, None)
         assert train([*words, "--resume"]) == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mxnet as mx
@@ -14,12 +15,13 @@ import pytest
 
 from base.errors import InputError
 from bert.configuration import named_config, recorded_config
-from bert.model import build_model, initialize, network_parameters, trainable
+from bert.model import build_model, initialize, trainable
 from bert.weights import params_file
 from bert.weights.names import DECODER
 from comm.local import LocalCommunicator
 from data.pretraining.batches import EPOCH_SHIFT
 from data.tokenizing.vocab import load_vocab
+from tests.training.small_runs import SIZES
 from tests.training.staged import arrays_of, manifest_of, run
 from tests.training.tiny import (
     MODEL,
@@ -31,10 +33,13 @@ from tests.training.tiny import (
     weights,
 )
 from training.checkpoint import save
+from training.config import ModelConfig
 from training.exchange import broadcast_json
 from training.inputs import DATA_OPTIONS
 from training.optimizer.scaler import LossScaler, SkipCounter
 from training.options import parse_options, run_config
+from training.pipeline.options import PipelineConfig
+from training.pipeline.ranks import place_ranks
 from training.start.initial import Wanted, find_weights
 from training.start.restoring import restore_parameters, restore_states
 from training.start.start import (
@@ -46,6 +51,7 @@ from training.start.start import (
 )
 
 LOCAL = LocalCommunicator()
+RANKS = place_ranks(PipelineConfig(), LOCAL)
 
 
 def options_of(directory: Path, *arguments: str) -> Any:
@@ -69,6 +75,11 @@ def start_of(options: Any, pretrained: bool = False) -> Start:
     return decide(config, Wanted(config.model.bert, VOCAB_SIZE, None), lambda: None)
 
 
+def begin(start: Start, network: Any) -> None:
+    """Gives a network the parameters of the start."""
+    restore_parameters(start, network, RANKS, ModelConfig(named_config(MODEL)), 0)
+
+
 def test_published_parameters_begin_a_run_and_never_replace_a_checkpoints(tmp_path):
     options = options_of(tmp_path, "--resume")
     start = start_of(options, pretrained=True)
@@ -88,10 +99,10 @@ class TestBareParameters:
         options = options_of(tmp_path, "--start_step", "2", "--accumulate", "3")
         found = start_of(options)
         assert found.step == 2 and found.facts == {}
-        restore_parameters(found, network_parameters(network), LOCAL, mx.cpu())
+        begin(found, network)
         assert same_bits(weights(network), weights(trained))
         _, optimizer = make_step(network)
-        restore_states(found, optimizer, LOCAL)
+        restore_states(found, network, optimizer, RANKS)
         assert not any(array.any() for array in optimizer.state().values())
         (message,) = found.messages
         assert "0000002.params" in message and "optimizer" in message
@@ -101,7 +112,7 @@ class TestBareParameters:
     def test_a_float32_file_starts_a_float16_run(self, tmp_path):
         trained, half = bare(tmp_path), half_precision()
         found = start_of(options_of(tmp_path, "--start_step", "2"))
-        restore_parameters(found, half._collect_params_with_prefix(), LOCAL, mx.cpu())
+        begin(found, SimpleNamespace(bert=half))
         for name, parameter in trainable(half).items():
             expected = weights(trained)[name].astype(np.float16)
             assert parameter.data().dtype == np.float16
@@ -111,8 +122,8 @@ class TestBareParameters:
         bare(tmp_path, more=1e5)
         found = start_of(options_of(tmp_path, "--start_step", "2"))
         with pytest.raises(InputError, match=r"0000002\.params.*not finite in float16.*--dtype float32"):
-            restore_parameters(found, half_precision()._collect_params_with_prefix(), LOCAL, mx.cpu())
-        restore_parameters(found, network_parameters(tiny_network()), LOCAL, mx.cpu())
+            begin(found, SimpleNamespace(bert=half_precision()))
+        begin(found, tiny_network())
 
     def test_a_file_of_mxnets_numpy_arrays(self, tmp_path, monkeypatch):
         """MXNet marks them otherwise, and itself reads them only where NumPy's semantics are switched on."""
@@ -122,7 +133,7 @@ class TestBareParameters:
             params_file.write_params(file, block_arrays(trained.bert))
         monkeypatch.undo()
         found = start_of(options_of(tmp_path, "--start_step", "2"))
-        restore_parameters(found, network_parameters(network), LOCAL, mx.cpu())
+        begin(found, network)
         assert same_bits(weights(network), weights(trained))
 
     def test_a_file_without_a_head_names_no_option_of_mxnets(self, tmp_path):
@@ -253,11 +264,7 @@ def test_another_number_of_the_optimizer_is_announced(name, default, given):
     assert found({name: given}) == found({}, "optimizer") == []
 
 
-BASE = {
-    **{"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},
-    **{"max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu"},
-    **{"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02},
-}
+BASE = {**SIZES, "hidden_size": 32, "intermediate_size": 128}
 PLAIN = {
     "stages": None, "model": None, "max_seq_length": 32, "batch_size": 8, "lr": 0.01, "warmup_ratio": 0,
     "data_eval": None,

@@ -19,7 +19,7 @@ from tests.processes import LIMIT
 from tests.training.tiny import Heard, make_step, random_batch, tiny_network
 from training import saving
 from training.checkpoint import Kept, list_steps, newest_complete
-from training.optimizer.update import MomentType
+from training.optimizer.states import MomentType
 from training.saving import Saver, copied_bytes
 
 

@@ -31,12 +31,10 @@ from tests.training.staged import (
     read_params,
     run,
     states_of,
-    words,
 )
 from training.checkpoint import list_steps
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.schedule import Schedule
-from training.options import parse_options
 from training.report import RunReporter
 from training.start.start import data_seed
 from training.stopping import Stopped
@@ -197,23 +195,16 @@ def test_a_signal_at_the_boundary(moment, whole, corpus, tmp_path, monkeypatch, 
     assert metrics(tmp_path) == metrics(whole)
 
 
-def test_evaluation_alone_of_a_staged_run(whole, corpus, tmp_path):
-    """It asks for no stages; afterwards the run can still be resumed."""
+def test_evaluation_alone_of_a_staged_run(whole, corpus, tmp_path, capsys):
+    """It asks for no stages, and has no plan to warn of; afterwards the run can still be resumed."""
     shutil.copytree(whole, tmp_path / "run")
     long = {"max_seq_length": 32, "num_steps": None, "batch_size": None, "lr": None, "warmup_ratio": None}
     assert run(tmp_path / "run", corpus, stages=None, data=None, resume=True, **long) == 0
+    assert "warning" not in capsys.readouterr().err
     *lines, last = metrics(tmp_path / "run")
     assert lines == metrics(whole) and "stage" not in last
     assert last["eval_mlm_loss"] == pytest.approx(lines[-1]["eval_mlm_loss"], rel=1e-6)
     assert run(tmp_path / "run", corpus, resume=True) == 0
-
-
-def test_run_yaml_has_both_stages(whole, corpus):
-    """Pairs as they were given, also though stage 2 wrote it last."""
-    again = parse_options(["--options_file", str(whole / "run.yaml")], "description")
-    given = parse_options(words(whole, corpus), "description")
-    assert {**vars(again), "options_file": None} == {**vars(given), "options_file": None}
-    assert again.num_steps == (FIRST, SECOND)
 
 
 def test_hours_for_each_stage(corpus, tmp_path):

@@ -101,7 +101,7 @@ def test_a_loss_below_the_level_begins_the_count_anew():
 @pytest.mark.parametrize(
     "changes, first",
     [
-        ({"skipped": 40}, "40 of 300 steps were skipped"),
+        ({"skipped": 40}, "40 of 300 steps were skipped, as not finite or far off"),
         ({"lr": 0.1}, "--lr 0.1 is too high"),
         ({"lr": 0.014, "sequences": 32768}, "300 steps are too few"),
         ({"lr": 0.04, "sequences": 32768}, "--lr 0.04 is too high (usual: 0.005"),

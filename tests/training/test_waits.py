@@ -17,9 +17,9 @@ from training.step import MOST, STEPS, Waits
 # Has one rank wait in each step.
 SLOW = """
 import os, time
-import training.run_inputs, training.step
-names = ("OMPI_COMM_WORLD_RANK", "DMLC_WORKER_ID")
-own = int(next(os.environ[name] for name in names if name in os.environ))
+import data.pretraining.prefetch, training.step
+from base.launchers import launched_rank
+own = launched_rank(os.environ)
 act = {function}
 
 def slowed(*given):
@@ -28,7 +28,7 @@ def slowed(*given):
 
 {function} = slowed
 """
-DATA, COMPUTING = "training.run_inputs.Feed.__next__", "training.step.TrainStep._average"
+DATA, COMPUTING = "data.pretraining.prefetch.Feed.__next__", "training.step.TrainStep._average"
 
 
 def after(*steps: Sequence[float]) -> Waits:

@@ -9,17 +9,15 @@ import mxnet as mx
 import numpy as np
 
 from bert.configuration import BertConfig, named_config
-from bert.model import build_model, initialize, trainable
+from bert.model import build_model, initialize, live_arrays, trainable
 from bert.operators import choose_operators
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.loss import FusedPretrainingLoss, PretrainingLoss
 from tasks.pretraining.task import Pretraining
-from training.optimizer.optimizer import Optimizer
+from training.optimizer.optimizer import Optimizer, Rule
 from training.optimizer.scaler import LossScaler
-from training.optimizer.update import Rule
 from training.report import Reporter
-from training.start.restoring import live_arrays
 from training.step import StepSettings, TrainStep
 
 MODEL = "bert_2_32_4"
@@ -42,14 +40,16 @@ class Heard(Reporter):
 
 
 class Waiting(mx.operator.CustomOp):
-    """Copies its input when `released` is set, which a test clears before, or after a minute."""
+    """Copies its input when `released` is set, which a test clears before, or after a minute; then it sets
+    `computed`."""
 
-    released = threading.Event()
+    released, computed = threading.Event(), threading.Event()
     in_time = False
 
     def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
         Waiting.in_time = self.released.wait(60)
         self.assign(out_data[0], req[0], in_data[0])
+        self.computed.set()
 
 
 @mx.operator.register("waiting")

@@ -16,8 +16,8 @@ from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import load_vocab
-from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
 from training.start.initial import Initial, with_vocabulary
+from training.start.pretrained import PretrainedConfig, described_tokenizer, find_described
 
 INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 

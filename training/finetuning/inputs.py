@@ -12,6 +12,7 @@ from base.errors import InputError
 from comm.base import Communicator
 from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, TrainingOrder
 from data.opening import DIGITS
+from data.pretraining.prefetch import Feed
 from data.sharing import Share
 from tasks.base import Collector, Task
 from training.config import RunConfig
@@ -19,7 +20,7 @@ from training.finetuning.beginning import TaskParameters
 from training.optimizer.schedule import Schedule
 from training.plan import RunPlan
 from training.report import Reporter
-from training.run_inputs import About, EvaluationFeed, Feed, RunInputs
+from training.run_inputs import About, EvaluationFeed, RunInputs
 
 _TOGETHER = 512  # examples of a batch whose digest is computed
 
@@ -125,7 +126,7 @@ class FinetuningInputs(RunInputs):
 
     def open_training(
         self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
-    ) -> Feed | None:
+    ) -> Feed[Any] | None:
         """This rank's share of each step's examples."""
         if self.training is None:
             return None
@@ -138,7 +139,8 @@ class FinetuningInputs(RunInputs):
         order = self._order(config, self.training, (seed, communicator.rank, communicator.size))
         lengths = ", ".join(map(str, order.bounds))
         reporter.note(f"batches of a process: {config.batch.batch_size} examples of {lengths} tokens")
-        return Feed(OrderedBatches(order, self.training.collate), config.data.num_data_workers)
+        batches = OrderedBatches(order, self.training.collate)
+        return Feed(batches.tasks, batches.micro_batches, config.data.num_data_workers)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's share of what is evaluated on."""
@@ -165,9 +167,9 @@ class FinetuningInputs(RunInputs):
         """The order for `place`: seed, rank and number of ranks."""
         seed, rank, world_size = place
         batch = config.batch
-        accumulate = Share(rank, world_size, batch.micro_batches).most  # so that memory stays what it was
-        grouping = Grouping(accumulate=accumulate, max_length=self.max_seq_length)
         size = batch.batch_size * batch.micro_batches
+        most = Share(rank, world_size, batch.micro_batches).most  # so that memory stays what it was
+        grouping = Grouping(accumulate=min(most, size // world_size), max_length=self.max_seq_length)
         return TrainingOrder(training.lengths, size, seed, rank, world_size, grouping)
 
 

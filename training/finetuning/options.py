@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
-from base.command_line import OptionParser, positive
+from base.command_line import ScriptParser, positive
 from base.errors import InputError
 from base.launchers import BACKENDS
 from base.options import LAUNCH, Table, add_options, flag, option, options_in, taken
@@ -33,9 +33,9 @@ from training.finetuning.inputs import TaskFiles
 from training.guard import TAKE
 from training.options import add_not_here, reject_not_here
 from training.options_file import OPTIONS_FILE, parse_words
-from training.pretrained_options import PretrainedConfig
 from training.results.members import MembersConfig
-from training.start_options import StartConfig
+from training.start.options import StartConfig
+from training.start.pretrained import PretrainedConfig
 
 # GluonNLP's options that cannot be followed, with what to do instead.
 NOT_HERE = {
@@ -183,13 +183,9 @@ class Script:
         """All of its options."""
         return {**TABLE, **options_in(self.kind)}
 
-    def parser(self) -> OptionParser:
+    def parser(self) -> ScriptParser:
         """The parser of the script."""
-        parser = OptionParser(
-            description=self.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        parser = ScriptParser(description=self.description)
         defaults = {name: {**_CHANGES[name], "default": value} for name, value in self.defaults.items()}
         changes = {**_CHANGES, **defaults}
         add_options(parser.add_argument, TABLE, OPTIONS_FILE.name, changes)

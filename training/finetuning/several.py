@@ -20,12 +20,12 @@ from training.estimate import check_memory
 from training.finetuning.beginning import BeginningConfig, find_beginning, take_initial
 from training.finetuning.inputs import FinetuningInputs
 from training.finetuning.options import Script, finetuning_config, parse
-from training.pretrained_options import pretrained_config
 from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
 from training.results.summary import members_tables, read_members
 from training.run_inputs import Part
 from training.start.initial import Wanted
+from training.start.pretrained import pretrained_config
 from training.start.start import check_start
 from training.stopping import asked
 
@@ -57,8 +57,6 @@ def prepare(script: Script, argv: Sequence[str] | None) -> Prepared:
     wanted = Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary)
     start = check_start(config, wanted, lambda: take_initial(found, files.parameters))
     read = files.read(config.checkpoint.ckpt_dir)
-    if options.keep_best and read.evaluation is None:
-        raise InputError("--keep_best: nothing is evaluated; name a file to score with --dev_file")
     inputs = FinetuningInputs(
         training=read.training,
         evaluation=read.evaluation,
@@ -150,10 +148,12 @@ def fine_tune(
 
 def _plan_of(script: Script, options: Mapping[str, Any]) -> Plan:
     """The members that the options name. Raises InputError as `members_of`, and for values that no option
-    takes."""
+    takes, or that change nothing."""
     members = members_of(options["seeds"], options["search"], options["seed"])
     if members and options["only_predict"]:
         raise InputError("--seeds and --search train; leave --only_predict out")
+    if options["num_steps"] and "epochs" in dict(options["search"] or ()):
+        raise InputError("--search epochs: with --training_steps all are the same run; leave one of them out")
     parser = script.parser()
     for member in members:
         try:

@@ -2,7 +2,7 @@
 
 scaler     the loss scale, and the end after many non-finite gradients
 schedule   the learning rate by step
-update     the arithmetic, on MXNet's and on the fused operators, and the type of mean and variance
-optimizer  LAMB and two Adams
+states     their type, and what a checkpoint has of them
+optimizer  LAMB and two Adams, on MXNet's and on the fused operators
 shards     the same with states divided over the ranks
 """

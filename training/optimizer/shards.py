@@ -15,8 +15,8 @@ import numpy as np
 from base.errors import InputError
 from comm.base import Communicator
 from training.exchange import broadcast_json
-from training.optimizer.optimizer import STATES, Optimizer, T, check_state, content_of, is_master
-from training.optimizer.update import FLOAT32, Rule
+from training.optimizer.optimizer import Optimizer, Rule
+from training.optimizer.states import FLOAT32, STATES, T, check_state, content_of, is_master
 
 
 class ShardedOptimizer(Optimizer):

@@ -9,94 +9,28 @@ messages (`Saver.sound`).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-import mxnet as mx
 import numpy as np
-from gluonnlp.model.bert import BERTModel
 
 from base.errors import TrainingError
-from bert.model import each_once, network_parameters
-from bert.part import initial_arrays
+from bert.model import each_once, live_arrays, network_parameters
 from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
-from training.optimizer.optimizer import STATES, Optimizer, T, check_state, content_of, parameter_of
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.states import STATES, T, parameter_of
 from training.pipeline.ranks import PARAMETERS, STATE, Ranks
-from training.start.restoring import checkpoint_arrays, initial_array, live_arrays
-from training.start.start import Start
-from training.start_options import OPTIMIZER
 
 
-def begin_stages(start: Start, network: Any, ranks: Ranks, seed: int, stdev: float) -> None:
-    """Gives every stage its parameters: the checkpoint's, those of --init_from, or random ones, those that a
-    single process draws. Every rank calls it.
-
-    Raises:
-        InputError: on rank 0, for parameters of another model or that are not finite.
-    """
-    named = network_parameters(network)
-    whole = each_once(network.bert._collect_params_with_prefix())
-    (device,) = next(iter(named.values())).list_ctx()
-    source: Iterator[tuple[str, np.ndarray]] = iter(())
-    if ranks.world.rank == 0:
-        source = _arrays(start, network.bert, device, seed, stdev)
-
-    def take(name: str, array: np.ndarray) -> None:
-        parameter = named[name]
-        parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-
-    _give_out({name: (each.shape, each.dtype) for name, each in whole.items()}, source, take, ranks)
-    ranks.group.broadcast(list(live_arrays(each_once(named)).values()))
-
-
-def restore_stages(start: Start, network: Any, optimizer: Optimizer, ranks: Ranks) -> None:
-    """`training.start.restoring.restore_states` over stages. Every rank calls it.
-
-    Raises:
-        InputError: on rank 0, for states of another model or dtype.
-    """
-    if not start.facts:
-        return
-    keeps = start.keeps(OPTIMIZER)
-    if keeps or optimizer.has_masters:
-        own = optimizer.state_arrays()
-        whole = each_once(network.bert._collect_params_with_prefix())
-        suffixes = [*STATES] if optimizer.has_masters else [*STATES[:2]]
-        if not keeps:
-            suffixes = [*STATES[2:]]
-        shapes = {f"{name}{suffix}": each.shape for name, each in whole.items() for suffix in suffixes}
-        with contextlib.ExitStack() as stack:
-            source: Iterator[tuple[str, np.ndarray]] = iter(())
-            t, present = 0, list(shapes)
-            if ranks.world.rank == 0 and start.checkpoint is not None:
-                states = stack.enter_context(start.checkpoint.open_states())
-                if keeps:
-                    t = check_state(states, shapes)
-                else:  # a float32 run has no masters
-                    present = [name for name in shapes if name in states]
-                source = ((name, content_of(name, states[name], "float32")) for name in present)
-            present, t = broadcast_json([present, t], ranks.world)
-
-            def take(name: str, array: np.ndarray) -> None:
-                own[name][:] = array
-
-            _give_out({name: (shapes[name], np.float32) for name in present}, source, take, ranks)
-        if keeps:
-            optimizer.t = t
-            optimizer.set_from_masters()
-    ranks.group.broadcast(list(optimizer.state_arrays().values()))
-
-
-def _give_out(
+def give_out(
     wanted: Mapping[str, tuple[tuple[int, ...], Any]],
     source: Iterator[tuple[str, np.ndarray]],
     take: Callable[[str, np.ndarray], None],
     ranks: Ranks,
 ) -> None:
-    """Brings arrays from rank 0 to the ranks of the first replica that hold them.
+    """Brings arrays from rank 0 to the ranks of the first replica that hold them. Every rank calls it.
 
     `wanted`: shapes and dtypes by name; of a state the parameter's name and one word more. `source`: rank
     0's, in any order. `take`: called for those of this rank.
@@ -126,22 +60,6 @@ def _give_out(
             world.send(array, rank, PARAMETERS).wait()
         given += 1
     assert given == len(order), "all that the stages wait for"
-
-
-def _arrays(
-    start: Start, bert: BERTModel, device: mx.Context, seed: int, stdev: float
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Every parameter of the whole model, in its dtype."""
-    named = bert._collect_params_with_prefix()
-    if start.checkpoint is not None and start.initial is None:
-        yield from checkpoint_arrays(start.checkpoint, named)
-        return
-    for name, drawn in initial_arrays(bert, device, seed, stdev):
-        drawn = drawn.astype(named[name].dtype)
-        if start.initial is not None and name in start.initial.tensors:
-            yield name, initial_array(start.initial, name, drawn)
-        else:
-            yield name, drawn.asnumpy()
 
 
 class Elsewhere:

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+from base.errors import InputError
 from base.json_files import read_json_file
 from training.profiling.trace import BEGINS, END, ENDS, MOST_BYTES, STEP, from_mxnet, write_trace
 
@@ -57,6 +58,9 @@ class TraceOfSteps:
     Args:
         what: the value of --profile (steps FIRST to LAST), or a TracePlan.
         facts: about the run: model, vocab_size and dtype give the rates of matrix products.
+
+    Raises:
+        InputError: the file cannot be written.
     """
 
     def __init__(self, what: str | TracePlan | None, rank: int, facts: Mapping[str, Any]):
@@ -67,6 +71,8 @@ class TraceOfSteps:
             return
         path = os.path.abspath(os.path.expanduser(self._plan.path))
         self._path = f"{path}.{rank}" if rank else path
+        if os.path.isdir(self._path) or not os.path.isdir(os.path.dirname(path)):
+            raise InputError(f"--profile {self._plan.path}: name a file, in a folder that is there")
         self._facts = {**facts, **self._plan.facts, "rank": rank}
         self._batches: list[list[tuple[int, int, int]]] = []  # of each step: rows, length, predictions
         atexit.register(self._at_exit)

@@ -9,6 +9,7 @@ follows from its name and, for a few, from its neighbours in time.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Iterable, NamedTuple, Sequence
 
@@ -338,4 +339,16 @@ def _from_chrome(events: Sequence[dict[str, Any]], head: dict[str, Any]) -> Trac
             raise ValueError(f"unknown category {kind!r}")
     if not trace.steps:
         raise ValueError("no steps")
+    facts = trace.facts
+    begin, end = facts.get("stage_layers", (0, 0))
+    numbers = [begin, end, *(facts.get(name) or 0 for name in ("rank", "vocab_size", "peak_gflops"))]
+    numbers += [facts[name] for name in ("stage", "stages", "replica") if "stage" in facts]
+    batches = [batch for step in facts.get("batches", []) for batch in step or [()]]
+    numbers += [number for rows, length, predictions in batches for number in (rows, length, predictions)]
+    numbers += [time for step in trace.steps for time in (step.start, step.end)]
+    numbers += [time for each in trace.operators for time in (each.start, each.end)]
+    if not {type(each) for each in numbers} <= {int, float} or not all(map(math.isfinite, numbers)):
+        raise ValueError("facts or times that no run has")
+    if trace.window[0] >= trace.window[1]:
+        raise ValueError("steps without time")
     return trace

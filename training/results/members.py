@@ -233,8 +233,11 @@ def read_plan(folder: str) -> Plan:
             os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name for name in names
         ):
             raise ValueError("names of folders")
+        alike = {tuple(each.setting) for each in members}  # one row of a table is one setting
+        if len(alike) != 1 or not all(isinstance(text, str) for e in members for text in e.setting.values()):
+            raise ValueError("settings")
         return Plan(members, dict(content["options"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); remove it with its folder, and run again") from error
 
 

@@ -236,9 +236,9 @@ def read_result(folder: str) -> Result:
         raise InputError(f"{path} is not of format {FORMAT}, which this version reads; run again")
     content.pop("time", None)
     try:
-        content["speed"] = _speed(content.get("speed") or {})
+        content["speed"] = Speed(**(content.get("speed") or {}))
         stages = content.get("stages") or ()
-        content["stages"] = tuple(Stage(**{**each, "speed": _speed(each["speed"])}) for each in stages)
+        content["stages"] = tuple(Stage(**{**each, "speed": Speed(**each["speed"])}) for each in stages)
         result = Result(**content)
         _check(result)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -246,34 +246,38 @@ def read_result(folder: str) -> Result:
     return result
 
 
-def _speed(content: Mapping[str, Any]) -> Speed:
-    speed = Speed(**content)
-    for each in fields(speed):
-        _check_number(f"speed.{each.name}", getattr(speed, each.name))
-    return speed
+_TYPES: Mapping[str, Any] = {
+    **{"str": str, "bool": bool, "int": int, "float": (int, float)},
+    **{"Mapping": dict, "Sequence": tuple, "Speed": Speed},
+}
 
 
 def _check(result: Result) -> None:
     """Raises ValueError for values that tables cannot show."""
     if result.status not in STATUSES:
         raise ValueError(f"status {result.status!r}")
-    for name in ("task", "model", "backend", "device", "dtype"):
-        if not isinstance(getattr(result, name), str):
-            raise ValueError(f"{name} {getattr(result, name)!r}")
-    numbers = ("world_size", "hosts", "seed", "max_seq_length", "batch_size", "epochs", "num_steps")
-    for name in (*numbers, "steps", "wall_s", "loss"):
-        _check_number(name, getattr(result, name))
-    if not isinstance(result.world_size, int) or result.world_size < 1:
+    parts: list[Any] = [result, *result.stages]
+    for part in parts:
+        for record in (part, part.speed):
+            for each in fields(record):
+                _check_value(each.name, getattr(record, each.name), str(each.type))
+        for name, value in part.scores.items():
+            _check_value(f"score {name}", value, "float | None")
+    _check_value("memory_gib", result.machine.get("memory_gib", 0), "float")
+    _check_value("gpu", result.machine.get("gpu"), "str | None")
+    if result.world_size < 1:
         raise ValueError(f"world_size {result.world_size!r}")
-    for mapping in (result.scores, *(each.scores for each in result.stages)):
-        for name, value in mapping.items():
-            _check_number(f"score {name}", value)
 
 
-def _check_number(name: str, value: Any) -> None:
-    if value is None:
+def _check_value(name: str, value: Any, annotation: str) -> None:
+    """Raises ValueError for a value of another type than a field's `annotation`, and for large numbers."""
+    if value is None and annotation.endswith("None"):
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
+    kind = annotation.partition("[")[0].partition(" ")[0]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not isinstance(value, _TYPES[kind]) or (kind in ("int", "float")) != is_number:
+        raise ValueError(f"{name} {value!r}")
+    if is_number and not abs(value) < _MOST:
         raise ValueError(f"{name} {value!r}")
 
 

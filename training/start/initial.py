@@ -31,8 +31,8 @@ from training.checkpoint import (
     step_of,
     verified,
 )
+from training.start.options import RESETS, StartConfig
 from training.start.vocabulary import FILES, saved_vocabulary
-from training.start_options import RESETS, StartConfig
 
 _AT_STEP = re.compile(rf"(.+):(\d+|{BEST})")
 

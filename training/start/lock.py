@@ -17,8 +17,10 @@ from training.checkpoint import load_step
 from training.config import RunConfig
 from training.exchange import from_rank_0
 from training.left_behind import bring_back
+from training.pipeline.ranks import Ranks
 from training.report import read_metrics
-from training.start.start import Start, continuing, look
+from training.run_inputs import Part
+from training.start.start import Start, continuing, look, with_consequences
 
 LOCK_FILE = "run.lock"
 _POLL = 1.0  # seconds
@@ -75,17 +77,15 @@ def _lost(ckpt_dir: str, other: str) -> None:
     abort(1)
 
 
-def settle(
-    start: Start, config: RunConfig, evaluation_options: Sequence[str], communicator: Communicator
-) -> Start:
-    """The start of a run's first stage for every rank; all call it, with the directory locked. Rank 0 decides
-    again where the directory has changed since `start` was decided.
-
-    `evaluation_options`: names of the options that say what is evaluated on.
+def settle(parts: Sequence[Part], ranks: Ranks) -> tuple[Start, Sequence[Part]]:
+    """The start of a run for every rank, and the parts that are still to be trained; all ranks call it, with
+    the directory locked. Rank 0 decides again where the directory has changed since the inputs were checked.
 
     Raises:
         InputError: on every rank, as `decide`.
     """
+    config, inputs = parts[0]
+    start, evaluation_options = inputs.start, inputs.about.evaluation_options
 
     def make() -> Start:
         messages: list[str] = []
@@ -106,18 +106,25 @@ def settle(
         said = f"--num_steps {given}: stage 1 has ended with step {found.begun}, and stays so"
         return replace(found, messages=(*found.messages, said))
 
-    return _shared(make, communicator)
+    decided = _shared(make, ranks.world)
+    remaining = [part for part in parts if (part.config.start.stage or 0) >= (decided.stage or 0)]
+    return _of_part(decided, remaining[0], ranks), remaining
 
 
-def after_stage_1(config: RunConfig, end: int, communicator: Communicator) -> Start:
-    """The start of stage 2, with the settings `config`, from the checkpoint of step `end` that this launch
-    has saved. Every rank calls it.
+def after_stage_1(part: Part, end: int, ranks: Ranks) -> Start:
+    """The start of stage 2, which is `part`, from the checkpoint of step `end` that this launch has saved.
+    Every rank calls it.
 
     Raises:
         InputError: on every rank, the checkpoint has been damaged since.
     """
-    place = config.checkpoint.ckpt_dir
-    return _shared(lambda: continuing(config, load_step(place, end)), communicator)
+    config, place = part.config, part.config.checkpoint.ckpt_dir
+    return _of_part(_shared(lambda: continuing(config, load_step(place, end)), ranks.world), part, ranks)
+
+
+def _of_part(start: Start, part: Part, ranks: Ranks) -> Start:
+    options = part.inputs.about.data_options
+    return with_consequences(start, part.config, ranks.coordinates.data_size, options)
 
 
 def _shared(make: Callable[[], Start], communicator: Communicator) -> Start:

@@ -1,53 +1,83 @@
-"""Parameters and optimizer states that a run begins with, from rank 0 to all: a checkpoint's, those of
---init_from, or those that rank 0 has initialized."""
+"""Parameters and optimizer states that a run begins with, from rank 0 to all ranks, or to the stages of a
+pipeline: published ones, a checkpoint's, those of --init_from, or random ones."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
 
 from base.errors import InputError
+from bert.model import each_once, live_arrays, network_parameters
+from bert.part import initial_arrays
 from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
-from comm.base import Communicator
+from bert.weights.published import load_published
 from training.checkpoint import Checkpoint
+from training.config import ModelConfig
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
+from training.optimizer.states import STATES, check_state, content_of
+from training.pipeline.ranks import Ranks
+from training.pipeline.state import give_out
 from training.start.initial import OF_TOKENS, Initial
+from training.start.options import OPTIMIZER
 from training.start.start import Start
-from training.start_options import OPTIMIZER
 
 
-def restore_parameters(
-    start: Start,
-    named: Mapping[str, mx.gluon.Parameter],
-    communicator: Communicator,
-    device: mx.Context,
-) -> None:
-    """Gives every rank rank 0's parameters: the checkpoint's, or those it has initialized. To be called
-    before the optimizer takes its copies. `named`: as `network_parameters` has them.
+def restore_parameters(start: Start, network: Any, ranks: Ranks, config: ModelConfig, seed: int) -> None:
+    """Gives every rank the parameters that the run begins with, as rank 0 has them. Every rank calls it, and
+    before the optimizer takes its copies.
+
+    `network`: whole, with random parameters; or a stage, without any: rank 0 draws those of a whole model one
+    at a time, as a single process does.
 
     Raises:
-        InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
-            dtype cannot hold.
+        InputError: on rank 0, for published parameters that cannot be had, parameters of another model, or
+            numbers that are not finite in the model's dtype.
     """
+    named = network_parameters(network)
+    (device,) = next(iter(named.values())).list_ctx()
 
     def take(name: str, array: np.ndarray) -> None:
         named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
 
-    if start.initial is not None:
-        for name in start.initial.tensors:
-            drawn = named[name].data(device)
-            take(name, initial_array(start.initial, name, drawn))
-    elif start.checkpoint is not None:
-        for name, array in checkpoint_arrays(start.checkpoint, named):
+    if ranks.pipelined:
+        model = network.bert._collect_params_with_prefix()
+        wanted = {name: (each.shape, each.dtype) for name, each in each_once(model).items()}
+        source: Iterator[tuple[str, np.ndarray]] = iter(())
+        if ranks.world.rank == 0:
+            source = _parameters(
+                start, model, initial_arrays(network.bert, device, seed, config.initial_stdev)
+            )
+        give_out(wanted, source, take, ranks)
+    else:
+        if start.published and ranks.world.rank == 0:
+            load_published(network.bert, config.bert.name, start.published, device)
+        replaced = start.initial.tensors if start.initial is not None else ()
+        for name, array in _parameters(start, named, ((name, named[name].data()) for name in replaced)):
             take(name, array)
-    communicator.broadcast(list(live_arrays(named).values()))
+    ranks.group.broadcast(list(live_arrays(named).values()))
+
+
+def _parameters(
+    start: Start, named: Mapping[str, mx.gluon.Parameter], drawn: Iterable[tuple[str, mx.nd.NDArray]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The checkpoint's parameters, or those of --init_from in place of the random numbers `drawn`; each in
+    the dtype of `named`."""
+    if start.checkpoint is not None and start.initial is None:
+        yield from checkpoint_arrays(start.checkpoint, named)
+        return
+    for name, numbers in drawn:
+        numbers = numbers.astype(named[name].dtype, copy=False)
+        if start.initial is not None and name in start.initial.tensors:
+            yield name, initial_array(start.initial, name, numbers)
+        else:
+            yield name, numbers.asnumpy()
 
 
 def checkpoint_arrays(
@@ -84,7 +114,7 @@ def initial_array(initial: Initial, name: str, drawn: mx.nd.NDArray) -> np.ndarr
     return array
 
 
-def restore_states(start: Start, optimizer: Optimizer, communicator: Communicator) -> None:
+def restore_states(start: Start, network: Any, optimizer: Optimizer, ranks: Ranks) -> None:
     """Gives every rank the optimizer's states of the checkpoint. Where they begin anew, only the float32
     masters of float16 parameters are taken over, which are the parameters themselves at full precision.
 
@@ -100,15 +130,42 @@ def restore_states(start: Start, optimizer: Optimizer, communicator: Communicato
             states = stack.enter_context(start.checkpoint.open_states())
         if isinstance(optimizer, ShardedOptimizer):
             return optimizer.take(states, keeps)
-        if states is not None:
+        if ranks.pipelined and (keeps or optimizer.has_masters):
+            _give_out_states(states, keeps, network, optimizer, ranks)
+        elif states is not None:
             optimizer.restore(states, keeps)
-    (optimizer.t,) = broadcast_json([optimizer.t], communicator)
-    communicator.broadcast(list(optimizer.state_arrays().values()))
+    if not ranks.pipelined:
+        (optimizer.t,) = broadcast_json([optimizer.t], ranks.world)
+    ranks.group.broadcast(list(optimizer.state_arrays().values()))
 
 
-def live_arrays(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.nd.NDArray]:
-    """The arrays of parameters, by the same names."""
-    return {name: parameter.data() for name, parameter in named.items()}
+def _give_out_states(
+    states: Mapping[str, np.ndarray] | None, keeps: bool, network: Any, optimizer: Optimizer, ranks: Ranks
+) -> None:
+    """Gives the stages the parts that they hold of a checkpoint's `states`, which rank 0 alone has."""
+    own = optimizer.state_arrays()
+    whole = each_once(network.bert._collect_params_with_prefix())
+    suffixes = [*STATES] if optimizer.has_masters else [*STATES[:2]]
+    if not keeps:
+        suffixes = [*STATES[2:]]
+    shapes = {f"{name}{suffix}": each.shape for name, each in whole.items() for suffix in suffixes}
+    source: Iterator[tuple[str, np.ndarray]] = iter(())
+    t, present = 0, list(shapes)
+    if states is not None:
+        if keeps:
+            t = check_state(states, shapes)
+        else:  # a float32 run has no masters
+            present = [name for name in shapes if name in states]
+        source = ((name, content_of(name, states[name], "float32")) for name in present)
+    present, t = broadcast_json([present, t], ranks.world)
+
+    def take(name: str, array: np.ndarray) -> None:
+        own[name][:] = array
+
+    give_out({name: (shapes[name], np.float32) for name in present}, source, take, ranks)
+    if keeps:
+        optimizer.t = t
+        optimizer.set_from_masters()
 
 
 def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
+from base.failures import kept_in_memory
 from base.launchers import launched_rank
 from bert.configuration import recorded_config
 from bert.weights.bare_params import check_index, check_values, expected_shapes
@@ -26,7 +27,7 @@ from bert.weights.params_file import read_index
 from training.checkpoint import Checkpoint, list_steps, load_step, newest_complete, read_manifest
 from training.config import OptimizationConfig, RunConfig
 from training.start.initial import Initial, Wanted
-from training.start_options import DATA, OPTIMIZER, RESETS, SCHEDULE
+from training.start.options import DATA, OPTIMIZER, RESETS, SCHEDULE
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Start:
         published: the vocabulary's name of the published parameters to begin with; None for others.
         lacks_evaluation: whether the run was killed between saving the checkpoint and the evaluation that
             belongs to it.
+        processes: those that --accumulate counts for.
+        position: in the data, of the feed. exact: whether what follows there is what the checkpoint's run
+            would have had; losses may be others where not.
         messages, checkpoint, initial: rank 0's alone: sentences for people; where parameters and states are
             read from; the parameters of --init_from.
         seen, again: rank 0's alone: the directory as it was when this was decided, and the decision made
@@ -62,6 +66,9 @@ class Start:
     source: str | None = None
     published: str | None = None
     lacks_evaluation: bool = False
+    processes: int = 1
+    position: int = 0
+    exact: bool = True
     messages: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
     initial: Initial | None = None
@@ -153,6 +160,16 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
     return messages
 
 
+def with_consequences(start: Start, config: RunConfig, world_size: int, data_options: Sequence[str]) -> Start:
+    """The start with all that follows from it for the settings `config` over `world_size` processes, or
+    replicas: processes, position, and messages about changes. `data_options`: as `position_to_continue`."""
+    processes = processes_to_count(start, config, world_size)
+    config = replace(config, batch=replace(config.batch, processes=processes))
+    position, inexact = position_to_continue(start, config.options, processes, data_options)
+    messages = (*start.messages, *changed_options(start, config), *inexact)
+    return replace(start, processes=processes, position=position, exact=not inexact, messages=messages)
+
+
 _NEEDED = ("options", "scaler", "skips", "blocks")  # entries of a manifest
 _NUMBERED = re.compile(r"\d+\.(params|states\.npz|json|aside)")
 
@@ -219,6 +236,9 @@ def decide(config: RunConfig, wanted: Wanted, find_initial: FindInitial) -> Star
             f"to begin again with --init_from {config.start.init_from}"
         )
     else:
+        if place.resume and wanted.trains:
+            # A save that was cut off has left its states, too.
+            _check_bare_files(ckpt_dir, without=(".states.npz", ".json"))
         start = _with_parameters(config, find_initial())
     lacking = [name for name in _NEEDED if start.facts and name not in start.facts]
     if lacking:
@@ -346,7 +366,21 @@ def _check_unused(config: RunConfig) -> None:
         if config.options.get("only_predict"):
             remedy = "name another directory for the results of --only_predict"
         raise InputError(f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; {remedy}")
-    bare = sorted(name for name, *_ in look(ckpt_dir) if name.endswith(".params"))
+    memory = kept_in_memory(ckpt_dir)
+    if memory is not None and list_steps(memory):
+        raise InputError(
+            f"--ckpt_dir {ckpt_dir}: this host's memory, {memory}, holds its checkpoint of step "
+            f"{list_steps(memory)[-1]}; continue it with --resume, or remove that folder"
+        )
+    _check_bare_files(ckpt_dir)
+
+
+def _check_bare_files(ckpt_dir: str, without: Sequence[str] = ()) -> None:
+    """Raises InputError for .params files, those `without` such files of their steps, which a run that begins
+    anew would write over."""
+    names = {name for name, *_ in look(ckpt_dir)}
+    bare = sorted(name for name in names if name.endswith(".params"))
+    bare = [each for each in bare if names.isdisjoint(each.replace(".params", end) for end in without)]
     if bare:
         raise InputError(
             f"--ckpt_dir {ckpt_dir} holds {bare[-1]}, which this run could overwrite; continue from it with "

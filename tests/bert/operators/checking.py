@@ -67,6 +67,12 @@ def assert_same(
         assert np.abs(gradient - other).max() <= tolerance * size, index
 
 
+def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-6) -> None:
+    """Relative to the largest number that is expected."""
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= tolerance * max(np.abs(expected).max(), 1e-6)
+
+
 @contextlib.contextmanager
 def fails(message: str) -> Iterator[None]:
     """An error of MXNet's with this message, after which nothing runs any more that could fail in another
@@ -95,22 +101,6 @@ def kept_scale(rate: float) -> float:
     return 1 / (1 - round(rate * 2**16) / 2**16)
 
 
-def directional_derivative(
-    reference: Callable[..., np.ndarray],
-    arrays: Sequence[np.ndarray],
-    index: int,
-    direction: np.ndarray,
-    output_gradient: np.ndarray,
-) -> float:
-    """d/dh sum(reference(..., arrays[index] + h * direction, ...) * output_gradient) at 0, in float64."""
-    step, values = 1e-5, []
-    for sign in (1, -1):
-        moved = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
-        moved[index] = moved[index] + sign * step * direction
-        values.append(float((reference(*moved) * output_gradient.astype(np.float64)).sum()))
-    return (values[0] - values[1]) / (2 * step)
-
-
 def assert_gradients_match(
     reference: Callable[..., np.ndarray],
     arrays: Sequence[np.ndarray],
@@ -119,19 +109,25 @@ def assert_gradients_match(
     output_gradient: np.ndarray,
     rng: np.random.Generator,
     tolerance: float = 2e-4,
-    directions: int = 3,
 ) -> None:
-    """Each gradient times random directions against finite differences of the reference.
+    """Each gradient times random directions against finite differences of sum(reference * output_gradient),
+    in float64.
 
     A random direction sees every element of the gradient: a wrong one changes the product by about its error.
     The tolerance is relative to the norm of the gradient, which is the size that the product typically has.
     """
+    doubles = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
+    step, dy = 1e-5, output_gradient.astype(np.float64)
     for index, gradient in zip(differentiable, gradients):
         assert gradient.shape == arrays[index].shape
         assert np.isfinite(gradient).all()
-        for _ in range(directions):
+        for _ in range(3):
             direction = rng.standard_normal(gradient.shape)
-            expected = directional_derivative(reference, arrays, index, direction, output_gradient)
+            moved = [doubles[index] + sign * step * direction for sign in (1, -1)]
+            above, below = (
+                float((reference(*doubles[:index], each, *doubles[index + 1 :]) * dy).sum()) for each in moved
+            )
+            expected = (above - below) / (2 * step)
             found = float((gradient.astype(np.float64) * direction).sum())
             size = max(float(np.linalg.norm(gradient.astype(np.float64))), 1e-6)
             assert abs(found - expected) < tolerance * size, f"input {index}: {found} instead of {expected}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Callable
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -118,6 +120,15 @@ def factors_of(qkv: np.ndarray, lengths: np.ndarray, heads: int, context: np.nda
     return np.divide(kept, plain, out=np.zeros(kept.shape), where=plain > 0).transpose(0, 2, 1, 3)
 
 
+def assert_dropped_independently(kept: np.ndarray, rate: float, pairs: np.ndarray) -> None:
+    """Of the pairs that there are, each at the rate, and any two rows, columns, heads and sequences both at
+    its square."""
+    assert abs((~kept[pairs]).mean() - rate) < 4.5 * np.sqrt(rate * (1 - rate) / pairs.sum())
+    for axis in range(4):
+        both = (~kept & ~np.roll(kept, 1, axis=axis))[pairs & np.roll(pairs, 1, axis=axis)]
+        assert abs(both.mean() - rate**2) < 4.5 * rate / np.sqrt(len(both))
+
+
 def test_dropout_drops_at_its_rate_the_same_in_both_passes_and_keeps_the_mean():
     rng = np.random.default_rng(6)
     batch, length, heads, rate = 4, 96, 3, 0.1
@@ -133,13 +144,9 @@ def test_dropout_drops_at_its_rate_the_same_in_both_passes_and_keeps_the_mean():
     kept = one > 0.5
     np.testing.assert_allclose(one[kept], kept_scale(rate), rtol=2e-5)
     assert (one[~kept] == 0).all()
-    count = kept.size
-    tolerance = 4.5 * np.sqrt(rate * (1 - rate) / count)
-    assert abs((~kept).mean() - rate) < tolerance
-    # Any two rows, columns, heads, sequences and steps are independent: both dropped at rate^2.
-    second = mask(None) > 0.5
-    for other in (second, *(np.roll(kept, 1, axis=axis) for axis in range(4))):
-        assert abs((~kept & ~other).mean() - rate**2) < 4.5 * rate / np.sqrt(count)
+    assert_dropped_independently(kept, rate, np.ones(kept.shape, bool))
+    second = mask(None) > 0.5  # of the next step
+    assert abs((~kept & ~second).mean() - rate**2) < 4.5 * rate / np.sqrt(kept.size)
     np.testing.assert_array_equal(mask(1), one)
     assert (mask(2) > 0.5).tobytes() not in (kept.tobytes(), second.tobytes())
     output_gradient = rng.standard_normal((batch, length, heads * length)).astype(np.float32)
@@ -158,33 +165,42 @@ def test_dropout_drops_at_its_rate_the_same_in_both_passes_and_keeps_the_mean():
     )
 
 
-def low_reference(
-    qkv: np.ndarray, lengths: np.ndarray, heads: int, output_gradient: np.ndarray, factors: np.ndarray | float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Context and gradient of qkv with factors of products rounded to bfloat16, in float64 otherwise.
+def rounded_reference(
+    qkv: np.ndarray,
+    lengths: np.ndarray,
+    heads: int,
+    factors: np.ndarray | float = 1.0,
+    near: Callable[[np.ndarray], np.ndarray] = low,
+    kept: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """Context, and the gradient of qkv as a function of the context's; in float64 but for the factors of
+    products, which are `near`, and the context as it is `kept`.
 
     `factors` are dropout's, broadcast to (batch, heads, length, length); scaled, as in reference()."""
     batch, length, columns = qkv.shape
     root = 1 / np.sqrt(columns / 3 / heads)
     query, key, value = split(qkv.astype(float), heads)
-    query, key, value = low(np.float32(root) * query), low(key), low(value)
-    gradient = low(output_gradient.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3).astype(float))
+    query, key, value = near(np.float32(root) * query), near(key), near(value)
     exists = (np.arange(length) < lengths[:, None])[:, None, None, :]
     scores = np.where(exists, query @ key.swapaxes(2, 3), -1e30)
     numerators = np.exp(scores - scores.max(axis=-1, keepdims=True)) * exists
     denominators = np.maximum(numerators.sum(axis=-1, keepdims=True), 1e-30)
     scale = float(np.max(factors)) or 1.0
-    context = low(factors / scale * numerators) @ value * scale / denominators
+    context = kept(near(factors / scale * numerators) @ value * scale / denominators)
     probabilities = numerators / denominators
-    mean = (gradient * context).sum(axis=-1, keepdims=True)
-    of_scores = low(probabilities * (factors * (gradient @ value.swapaxes(2, 3)) - mean))
-    parts = [
-        root * of_scores @ key,
-        of_scores.swapaxes(2, 3) @ query,
-        low(factors * probabilities).swapaxes(2, 3) @ gradient,
-    ]
-    qkv_gradient = np.stack(parts).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
-    return context.transpose(0, 2, 1, 3).reshape(output_gradient.shape), qkv_gradient
+
+    def backward(output_gradient: np.ndarray) -> np.ndarray:
+        gradient = near(output_gradient.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3).astype(float))
+        mean = (gradient * context).sum(axis=-1, keepdims=True)
+        of_scores = near(probabilities * (factors * (gradient @ value.swapaxes(2, 3)) - mean))
+        parts = [
+            root * of_scores @ key,
+            of_scores.swapaxes(2, 3) @ query,
+            near(factors * probabilities).swapaxes(2, 3) @ gradient,
+        ]
+        return np.stack(parts).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
+
+    return context.transpose(0, 2, 1, 3).reshape(batch, length, -1), backward
 
 
 def assert_close_but_for_rounding(found: np.ndarray, expected: np.ndarray) -> None:
@@ -215,12 +231,10 @@ def test_in_bfloat16(shape, rate):
     context, (gradient,) = run(
         lambda q, n: attend(q, n, heads, rate, dtype="bfloat16"), [qkv, lengths], output_gradient, [0]
     )
-    expected, expected_gradient = low_reference(qkv, lengths, heads, output_gradient, factors)
+    expected, backward = rounded_reference(qkv, lengths, heads, factors)
     assert_close_but_for_rounding(context, expected)
-    for part in range(3):
-        size = qkv.shape[2] // 3
-        columns = slice(part * size, (part + 1) * size)
-        assert_close_but_for_rounding(gradient[:, :, columns], expected_gradient[:, :, columns])
+    for part, wanted in zip(np.split(gradient, 3, axis=2), np.split(backward(output_gradient), 3, axis=2)):
+        assert_close_but_for_rounding(part, wanted)
 
 
 @pytest.mark.parametrize(

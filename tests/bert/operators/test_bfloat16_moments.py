@@ -12,10 +12,9 @@ import pytest
 
 from tests.bert.operators import test_lamb
 from tests.bert.operators.checking import rounded, same_in_variants
-from tests.bert.operators.test_lamb import HYPERPARAMETERS, SHAPES, arrays_of, reference, update
+from tests.bert.operators.test_lamb import BETA1, BETA2, SHAPES, arrays_of, moved, reference, update
 from tests.processes import run_command
 
-BETA1, BETA2 = (float(np.float32(HYPERPARAMETERS[name])) for name in ("beta1", "beta2"))
 MANY = 1 << 18  # elements of a statistic
 
 
@@ -87,19 +86,12 @@ def test_one_update(options, adapted):
             assert (np.abs(found - exact) < spacing(exact) * (1 + 1e-3)).all(), shape
         np.testing.assert_array_equal(kinds[1][i].asnumpy(), values[1][i])
     # Weights and ratios are those of the moments as they are stored.
-    moments = [[read(array) for array in kinds[kind]] for kind in (2, 3)]
-    t, corrected = options.get("t", 1), options.get("bias_correction", 0)
-    for i in range(len(SHAPES)):
-        w, m, v = (array[i].astype(np.float64) for array in (values[0], *moments))
-        corrections = (1 - BETA1**t, 1 - BETA2**t) if corrected else (1, 1)
-        u = m / corrections[0] / (np.sqrt(v / corrections[1]) + HYPERPARAMETERS["epsilon"])
-        u += int(adapted) * HYPERPARAMETERS["weight_decay"] * w
-        bounded = min(np.linalg.norm(w), options.get("upper_bound", np.inf))
-        ratio = bounded / np.linalg.norm(u) if adapted == "1" else 1.0
+    for i, before in enumerate(values[0]):
+        stored_now = (before, *(read(kind[i]) for kind in kinds[2:]))
+        weight, ratio = moved(stored_now, (adapted, adapted), **options)
         assert ratios.asnumpy()[i] == pytest.approx(ratio, rel=1e-6)
-        moved = kinds[0][i].asnumpy().astype(np.float64) - values[0][i]
-        rounding = np.abs(w).max() * 1.2e-7
-        np.testing.assert_allclose(moved, -HYPERPARAMETERS["lr"] * ratio * u, rtol=3e-6, atol=rounding)
+        found = kinds[0][i].asnumpy().astype(np.float64) - before
+        np.testing.assert_allclose(found, weight - before, rtol=3e-6, atol=np.abs(before).max() * 1.2e-7)
 
 
 # Where a value lies between two numbers of bfloat16, and how large it is.

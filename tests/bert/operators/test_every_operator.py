@@ -18,7 +18,14 @@ from tests.bert.operators import test_gather as gather
 from tests.bert.operators import test_gelu as gelu
 from tests.bert.operators import test_norm as norm
 from tests.bert.operators import test_self_attention as self_attention
-from tests.bert.operators.checking import EPS, PREDICT, TRAIN, assert_gradients_match, same_in_variants
+from tests.bert.operators.checking import (
+    EPS,
+    PREDICT,
+    TRAIN,
+    assert_gradients_match,
+    kept_scale,
+    same_in_variants,
+)
 
 
 class Operator(NamedTuple):
@@ -221,6 +228,31 @@ def test_output_and_gradients(name, size, rate, mode):
     assert_gradients_match(
         operator.reference, arrays, gradients, operator.differentiable, dy, rng, operator.tolerance
     )
+
+
+@pytest.mark.parametrize(
+    "name, index, size, rate",
+    [
+        ("add_norm", 0, (3, 65), 0.5),
+        ("add_norm", 0, (2, 40, 148), 0.1),
+        ("embed", 2, (3, 9, 65, 20, 12, 2), 0.4),
+    ],
+)
+def test_dropout(name, index, size, rate):
+    """Factors show where the first floats and gamma are one, all others zero: kept is what is above 0."""
+    operator = OPERATORS[name]
+    arrays, dy, rng = inputs_of(name, size)
+    plain = [array * 0 for array in arrays]
+    plain[index] += 1
+    plain[-2] += 1
+    mx.random.seed(5)
+    factors = np.where(outcome(name, plain, dy, rate=rate)[0] > 0, kept_scale(rate), 0.0)
+    assert 0.7 * rate < (factors == 0).mean() < 1.3 * rate
+    mx.random.seed(5)
+    output, *gradients = outcome(name, arrays, dy, rate=rate)
+    reference = partial(operator.reference, factors=factors)
+    np.testing.assert_allclose(output, reference(*arrays), atol=operator.atol)
+    assert_gradients_match(reference, arrays, gradients, operator.differentiable, dy, rng, operator.tolerance)
 
 
 class Graph(mx.gluon.HybridBlock):

@@ -27,11 +27,14 @@ def random_inputs(leading, units: int, hidden: int, rng: np.random.Generator) ->
     return [(rng.standard_normal(s) * scale).astype("float32") for s, scale in zip(shapes, scales)]
 
 
+def outputs(*arrays, mode, dtype, form="erf", **options):
+    """All of them; `mode` is an array."""
+    copies = [packed(weight, dtype=dtype) for weight in arrays[1:4:2]]
+    return mx.nd.bert_feed_forward(*arrays, mode, *copies, dtype=dtype, form=form, eps=EPS, **options)
+
+
 def fused(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
-    return mx.nd.bert_feed_forward(
-        *arrays, mx.nd.array([mode]), packed(arrays[1], dtype=dtype), packed(arrays[3], dtype=dtype),
-        dtype=dtype, form=form, dropout=dropout, eps=EPS,
-    )[0]  # fmt: skip
+    return outputs(*arrays, mode=mx.nd.array([mode]), dtype=dtype, form=form, dropout=dropout)[0]
 
 
 def one_by_one(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
@@ -50,10 +53,7 @@ def one_by_one(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
 def inner_is_rounded(arrays) -> bool:
     """Whether products are on tiles: what goes into GELU is then kept for the backward pass as bfloat16."""
     arrays = [mx.nd.array(array) for array in arrays]
-    inner = mx.nd.bert_feed_forward(
-        *arrays, mx.nd.array([TRAIN]), packed(arrays[1], dtype="bfloat16"),
-        packed(arrays[3], dtype="bfloat16"), dtype="bfloat16", form="erf", dropout=0, eps=EPS,
-    )[2]  # fmt: skip
+    inner = outputs(*arrays, mode=mx.nd.array([TRAIN]), dtype="bfloat16", dropout=0)[2]
     return inner.size != arrays[0].size // arrays[0].shape[-1] * arrays[1].shape[0]
 
 

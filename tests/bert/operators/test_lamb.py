@@ -20,6 +20,7 @@ SHAPES = [(1,), (7,), (768,), (5, 3277), (CHUNK,)]
 SHAPES += [(3 * CHUNK + 5,), (2, 3), (CHUNK + 1,), (16,), (5 * CHUNK,)]
 HYPERPARAMETERS = {"lr": 0.01, "rescale": 0.5, "beta1": 0.9, "beta2": 0.999}
 HYPERPARAMETERS.update(epsilon=1e-6, weight_decay=0.1)
+BETA1, BETA2 = (float(np.float32(HYPERPARAMETERS[name])) for name in ("beta1", "beta2"))
 
 
 def arrays_of(shapes: Sequence[tuple], seed: int = 0) -> list[list[np.ndarray]]:
@@ -42,28 +43,36 @@ def update(kinds: Sequence[Sequence[mx.nd.NDArray]], **attributes: Any) -> mx.nd
     return mx.nd.bert_lamb(*(array for kind in kinds for array in kind), **attributes)
 
 
-def reference(
-    kinds: Sequence[Sequence[np.ndarray]],
-    decayed: str,
-    adapted: str,
+def moved(
+    arrays: Sequence[np.ndarray],
+    flags: tuple[str, str],
     t: int = 1,
     bias_correction: int = 0,
     lower_bound: float = 0.0,
     upper_bound: float = np.inf,
+) -> tuple[np.ndarray, float]:
+    """Of a weight with its new moments: the new weight, and the ratio, in float64. `flags`: whether it decays
+    and whether it is adapted."""
+    w, m, v = (array.astype(np.float64) for array in arrays)
+    corrections = (1 - BETA1**t, 1 - BETA2**t) if bias_correction else (1, 1)
+    u = m / corrections[0] / (np.sqrt(v / corrections[1]) + HYPERPARAMETERS["epsilon"])
+    u += int(flags[0]) * HYPERPARAMETERS["weight_decay"] * w
+    norms = np.clip(np.linalg.norm(w), lower_bound, upper_bound), np.linalg.norm(u)
+    ratio = norms[0] / norms[1] if flags[1] == "1" and min(norms) > 0 else 1.0
+    return w - HYPERPARAMETERS["lr"] * ratio * u, ratio
+
+
+def reference(
+    kinds: Sequence[Sequence[np.ndarray]], decayed: str, adapted: str, **options: Any
 ) -> tuple[list[np.ndarray], ...]:
     """New weights, means and vars, and the ratios, in float64."""
-    beta1, beta2 = (float(np.float32(HYPERPARAMETERS[name])) for name in ("beta1", "beta2"))
     results: tuple[list, ...] = ([], [], [], [])
     for i, (w, g, m, v) in enumerate(zip(*kinds)):
         w, g, m, v = (array.astype(np.float64) for array in (w, g, m, v))
         g = g * HYPERPARAMETERS["rescale"]
-        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-        corrections = (1 - beta1**t, 1 - beta2**t) if bias_correction else (1, 1)
-        u = m / corrections[0] / (np.sqrt(v / corrections[1]) + HYPERPARAMETERS["epsilon"])
-        u += int(decayed[i]) * HYPERPARAMETERS["weight_decay"] * w
-        norms = np.clip(np.linalg.norm(w), lower_bound, upper_bound), np.linalg.norm(u)
-        ratio = norms[0] / norms[1] if adapted[i] == "1" and min(norms) > 0 else 1.0
-        for result, value in zip(results, (w - HYPERPARAMETERS["lr"] * ratio * u, m, v, ratio)):
+        m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
+        weight, ratio = moved((w, m, v), (decayed[i], adapted[i]), **options)
+        for result, value in zip(results, (weight, m, v, ratio)):
             result.append(value)
     return results
 
@@ -81,11 +90,11 @@ def test_one_update(decayed, adapted, options):
     weights, means, variances, expected = reference(values, decayed, adapted, **options)
     np.testing.assert_allclose(ratios.asnumpy(), expected, rtol=1e-6)
     for i, shape in enumerate(SHAPES):
-        moved = kinds[0][i].asnumpy().astype(np.float64) - values[0][i]
+        found = kinds[0][i].asnumpy().astype(np.float64) - values[0][i]
         change = weights[i] - values[0][i]
         # A change is known as precisely as float32 resolves the weight.
         rounding = np.abs(weights[i]).max() * 1.2e-7
-        np.testing.assert_allclose(moved, change, rtol=3e-6, atol=rounding, err_msg=str(shape))
+        np.testing.assert_allclose(found, change, rtol=3e-6, atol=rounding, err_msg=str(shape))
         np.testing.assert_array_equal(kinds[1][i].asnumpy(), values[1][i])
         np.testing.assert_allclose(kinds[2][i].asnumpy(), means[i], rtol=1e-5, atol=1e-8)
         np.testing.assert_allclose(kinds[3][i].asnumpy(), variances[i], rtol=1e-5)

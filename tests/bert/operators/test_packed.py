@@ -85,14 +85,13 @@ def test_attention_in_bfloat16(case, multiple):
     rng = np.random.default_rng(2)
     lengths, places, qkv, gradient = inputs_of(case, multiple, rng)
     context, found = attend(packed(qkv, places), places, packed(gradient, places), case[2], dtype="bfloat16")
-    expected, expected_gradient = test_attention.low_reference(qkv, lengths, case[2], gradient, 1.0)
+    expected, backward = test_attention.rounded_reference(qkv, lengths, case[2])
     shape = qkv.shape[:2]
     inside = (np.arange(shape[1]) < lengths[:, None])[..., None]
     test_attention.assert_close_but_for_rounding(padded_again(context, places, shape), expected * inside)
-    for part in np.split(np.arange(qkv.shape[2]), 3):
-        test_attention.assert_close_but_for_rounding(
-            padded_again(found, places, shape)[..., part], (expected_gradient * inside)[..., part]
-        )
+    gradients = padded_again(found, places, shape), backward(gradient) * inside
+    for part, wanted in zip(*(np.split(each, 3, axis=2) for each in gradients)):
+        test_attention.assert_close_but_for_rounding(part, wanted)
 
 
 def test_dropout_of_probabilities_is_the_same_backward_and_independent_between_rows():
@@ -106,15 +105,9 @@ def test_dropout_of_probabilities_is_the_same_backward_and_independent_between_r
     context, found = attend(packed(qkv, places), places, packed(gradient, places), heads, dropout=rate)
     seen = padded_again(context, places, qkv.shape[:2])
     factors = test_attention.factors_of(qkv, lengths, heads, seen)
-    exists = np.arange(longest) < lengths[:, None]
-    pairs = np.broadcast_to((exists[:, :, None] & exists[:, None, :])[:, None], factors.shape)
+    pairs = np.broadcast_to((inside & inside.swapaxes(1, 2))[:, None], factors.shape)
     kept = factors > 0.5
-    count = pairs.sum()
-    assert abs((~kept[pairs]).mean() - rate) < 4.5 * np.sqrt(rate * (1 - rate) / count)
-    for axis in range(4):  # any two rows, columns, heads and sequences: both dropped at rate^2
-        both = pairs & np.roll(pairs, 1, axis=axis)
-        dropped = (~kept & ~np.roll(kept, 1, axis=axis))[both]
-        assert abs(dropped.mean() - rate**2) < 4.5 * rate / np.sqrt(len(dropped))
+    test_attention.assert_dropped_independently(kept, rate, pairs)
 
     def function(q: np.ndarray) -> np.ndarray:
         return test_attention.reference(q, lengths, heads, kept * kept_scale(rate)) * inside
@@ -133,7 +126,7 @@ def embed(*arrays: mx.nd.NDArray, dropout: float = 0.0) -> mx.nd.NDArray:
 def test_embedding_is_that_of_the_tokens_alone(multiple, rate):
     """With the padded operator's dropout; what it computes there is tested against NumPy."""
     rng = np.random.default_rng(4)
-    lengths, sizes = np.array([3, 9, 1, 6], np.int32), (4, 9, 20, 30, 12)
+    lengths, sizes = np.array([3, 9, 1, 6], np.int32), (4, 9, 20, 30, 12, 2)
     places = places_of(lengths, sizes[1], multiple)
     arrays = test_embed.random_inputs(sizes, rng)
     inside = (np.arange(sizes[1]) < lengths[:, None])[..., None]
@@ -223,13 +216,7 @@ def test_places_that_do_not_fit_the_other_inputs_are_errors():
     def unpack(*shape: int) -> mx.nd.NDArray:
         return mx.nd.bert_unpack(rows, places, mx.nd.zeros(shape, dtype="int32"))[0]
 
-    tables = [
-        mx.nd.zeros((4, 4)),
-        mx.nd.zeros((2, 4)),
-        mx.nd.zeros((3, 4)),
-        mx.nd.ones((4,)),
-        mx.nd.ones((4,)),
-    ]
+    tables = [mx.nd.ones(shape) for shape in ((4, 4), (2, 4), (3, 4), (4,), (4,))]
 
     def of_ids(*shape: int) -> mx.nd.NDArray:
         return embed(*[mx.nd.zeros(shape, dtype="int32")] * 2, *tables, places)

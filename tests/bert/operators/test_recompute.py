@@ -26,8 +26,9 @@ def test_both_operators(size, dtype):
         mode.attach_grad()
         mx.random.seed(3)
         with mx.autograd.record():
-            x, *kept = attention(of_attention, mode, dtype, squares=1, recompute=recompute)
-            y, *more = feed_forward([x, *of_feed_forward[1:]], mode, dtype, squares=1, recompute=recompute)
+            options = {"mode": mode, "dtype": dtype, "squares": 1, "recompute": recompute}
+            x, *kept = attention(*of_attention, **options)
+            y, *more = feed_forward(x, *of_feed_forward[1:], **options)
         y.backward(mx.nd.array(np.random.default_rng(2).standard_normal(y.shape)))
         arrays = [*of_attention, *of_feed_forward[1:], mode]
         results.append([y.asnumpy(), *(each.grad.asnumpy() for each in arrays if each.grad is not None)])

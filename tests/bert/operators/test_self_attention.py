@@ -41,11 +41,15 @@ def random_inputs(shape: tuple, rng: np.random.Generator) -> list[np.ndarray]:
     ]  # fmt: skip
 
 
+def outputs(*arrays, mode, dtype, **options):
+    """All of them; `mode` is an array."""
+    copies = [packed(*group, dtype=dtype) for group in (arrays[2:5], arrays[8:9])]
+    return mx.nd.bert_self_attention(*arrays, mode, *copies, dtype=dtype, eps=EPS, **options)
+
+
 def fused(*arrays, heads, dtype="float32", dropout=0.0, mode=TRAIN):
-    return mx.nd.bert_self_attention(
-        *arrays, mx.nd.array([mode]), packed(*arrays[2:5], dtype=dtype), packed(arrays[8], dtype=dtype),
-        heads=heads, dtype=dtype, dropout=dropout, eps=EPS,
-    )[0]  # fmt: skip
+    options = {"heads": heads, "dtype": dtype, "dropout": dropout}
+    return outputs(*arrays, mode=mx.nd.array([mode]), **options)[0]
 
 
 def one_by_one(*arrays, heads, dtype="float32", dropout=0.0, mode=TRAIN):
@@ -64,10 +68,8 @@ def one_by_one(*arrays, heads, dtype="float32", dropout=0.0, mode=TRAIN):
 def is_packed(arrays, heads: int) -> bool:
     """Whether queries, keys, values and context are kept as bfloat16."""
     arrays = [mx.nd.array(array, dtype=array.dtype) for array in arrays]
-    _, _, _, _, qkv, *_ = mx.nd.bert_self_attention(
-        *arrays, mx.nd.array([TRAIN]), packed(*arrays[2:5], dtype="bfloat16"),
-        packed(arrays[8], dtype="bfloat16"), heads=heads, dtype="bfloat16", dropout=0, eps=EPS,
-    )  # fmt: skip
+    options = {"heads": heads, "dtype": "bfloat16", "dropout": 0}
+    _, _, _, _, qkv, *_ = outputs(*arrays, mode=mx.nd.array([TRAIN]), **options)
     return len(qkv.shape) == 1
 
 
@@ -76,16 +78,6 @@ def reference(*arrays, heads):
     qkv = np.concatenate([x @ w.T + b for w, b in zip(arrays[2:5], arrays[5:8])], axis=-1)
     context = test_attention.reference(qkv, lengths, heads)
     return add_norm(context @ projection.T, bias, x, gamma, beta)
-
-
-def in_heads(rows: np.ndarray, heads: int) -> np.ndarray:
-    batch, length, units = rows.shape
-    return rows.reshape(batch, length, heads, units // heads).transpose(0, 2, 1, 3)
-
-
-def side_by_side(parts: np.ndarray) -> np.ndarray:
-    batch, heads, length, size = parts.shape
-    return parts.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -103,30 +95,14 @@ def test_gradients_with_the_same_roundings(shape, dtype):
 
     x, lengths, *others = (array.astype("float64") for array in arrays)
     weights, biases, projection, bias, gamma, beta = others[:3], others[3:6], *others[6:]
-    root = shape[3] ** -0.5
-    query, key, value = (in_heads(near(x) @ near(w).T + b, heads) for w, b in zip(weights, biases))
-    query, key, value = near(root * query), near(key), near(value)
-    exists = (np.arange(shape[1]) < lengths[:, None])[:, None, None, :]
-    scores = np.where(exists, query @ key.swapaxes(2, 3), -1e30)
-    numerators = np.exp(scores - scores.max(axis=-1, keepdims=True)) * exists
-    denominators = np.maximum(numerators.sum(axis=-1, keepdims=True), 1e-30)
-    probabilities = numerators / denominators
-    context = kept(side_by_side(near(numerators) @ value / denominators))
-
+    qkv = np.concatenate([near(x) @ near(w).T + b for w, b in zip(weights, biases)], axis=-1)
+    context, backward = test_attention.rounded_reference(qkv, lengths, heads, near=near, kept=kept)
     summed = x + near(context) @ near(projection).T + bias
     normal, d_summed = norm_backward(summed, gamma, dy)
     if dtype == "float32":
         np.testing.assert_allclose(output, normal * gamma + beta, rtol=1e-6, atol=3e-5)
 
-    d_context = in_heads(near(near(d_summed) @ near(projection)), heads)
-    mean = (d_context * in_heads(context, heads)).sum(axis=-1, keepdims=True)
-    d_scores = near(probabilities * (d_context @ value.swapaxes(2, 3) - mean))
-    d_parts = [
-        root * d_scores @ key,
-        d_scores.swapaxes(2, 3) @ query,
-        near(probabilities).swapaxes(2, 3) @ d_context,
-    ]
-    d_parts = [kept(side_by_side(part)) for part in d_parts]
+    d_parts = [kept(part) for part in np.split(backward(near(d_summed) @ near(projection)), 3, axis=-1)]
     rows = {"axis": (0, 1)}
 
     def over_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:

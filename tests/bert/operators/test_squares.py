@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mxnet as mx
 import numpy as np
 import pytest
 
 from tests.bert.operators import test_feed_forward, test_self_attention
-from tests.bert.operators.checking import EPS, TRAIN, packed
+from tests.bert.operators.checking import TRAIN
 
 HEADS = 2
 DTYPES = ["float32", "bfloat16", "bfloat16x3"]
 
 
-def attention(arrays: list, mode: mx.nd.NDArray, dtype: str, **options) -> mx.nd.NDArray:
-    copies = [packed(*group, dtype=dtype) for group in (arrays[2:5], arrays[8:9])]
-    return mx.nd.bert_self_attention(
-        *arrays, mode, *copies, heads=HEADS, dtype=dtype, dropout=0.1, eps=EPS, **options
-    )
-
-
-def feed_forward(arrays: list, mode: mx.nd.NDArray, dtype: str, **options) -> mx.nd.NDArray:
-    copies = [packed(weight, dtype=dtype) for weight in arrays[1:4:2]]
-    return mx.nd.bert_feed_forward(
-        *arrays, mode, *copies, form="erf", dtype=dtype, dropout=0.1, eps=EPS, **options
-    )
+attention = partial(test_self_attention.outputs, heads=HEADS, dropout=0.1)
+feed_forward = partial(test_feed_forward.outputs, dropout=0.1)
 
 
 def inputs(size: int) -> tuple[list, list]:
@@ -54,9 +46,9 @@ def test_the_mode_of_both_has_the_sum_as_its_gradient(size, dtype):
     mode.attach_grad()
     dy = mx.nd.random.normal(shape=of_attention[0].shape)
     with mx.autograd.record():
-        y, *kept = attention(of_attention, mode, dtype, squares=1)
+        y, *kept = attention(*of_attention, mode=mode, dtype=dtype, squares=1)
         between, last = mx.nd.bert_unread(mode, *kept, outputs=len(kept), copies=2)
-        y = feed_forward([y, *of_feed_forward[1:]], between, dtype, squares=1)[0] + 3 * last
+        y = feed_forward(y, *of_feed_forward[1:], mode=between, dtype=dtype, squares=1)[0] + 3 * last
     y.backward(dy)
     expected = squares([*of_attention[2:5], of_attention[8], *of_feed_forward[1:4:2]])
     assert expected > 0
@@ -71,6 +63,6 @@ def test_without_it_the_mode_has_none(options):
         mode = mx.nd.array([TRAIN])
         mode.attach_grad()
         with mx.autograd.record():
-            y = operator(arrays, mode, "bfloat16", **options)[0]
+            y = operator(*arrays, mode=mode, dtype="bfloat16", **options)[0]
         y.backward()
         assert mode.grad.asscalar() == 0

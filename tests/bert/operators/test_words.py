@@ -11,6 +11,7 @@ import pytest
 
 from bert.fused import places_of
 from tests.bert.operators.checking import EPS, TRAIN, fails, run, same_in_variants
+from tests.bert.operators.test_packed import packed as rows_of
 
 # batch, length, units, vocabulary, decoder's rows, share of these that count; 9000 words are several chunks
 SIZES = [
@@ -62,7 +63,7 @@ def one_gradient(
     if lengths is not None:
         where = places_of(lengths, inputs["ids"].shape[1], 16)
         places = [mx.nd.array(where, dtype="int32")]
-        of_rows = mx.nd.array(packed_rows(inputs["of_rows"], where))
+        of_rows = mx.nd.array(rows_of(inputs["of_rows"], where))
     with mx.autograd.record():
         rows, decoder = mx.nd.bert_words(
             word, given["ids"], given["labels"], *places, packed=len(places), dtype=dtype
@@ -77,13 +78,6 @@ def one_gradient(
         "losses": losses.asnumpy(),
         **{name: given[name].grad.asnumpy() for name in ("word", "hidden", "bias")},
     }
-
-
-def packed_rows(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Rows (B, L, U) of tokens as (T, U); no gradient may be taken of rows of no token: they have NaN."""
-    packed = rows[places[:, 0], places[:, 1]]
-    packed[places[:, 0] < 0] = np.nan
-    return packed
 
 
 def sums_of_rows(ids: np.ndarray, of_rows: np.ndarray, vocabulary: int) -> np.ndarray:
@@ -146,7 +140,7 @@ def test_rows_alone_have_a_gradient_too(packed):
         rows = mx.nd.bert_words(
             word, given["ids"], given["labels"], *places, packed=len(places), dtype="bfloat16"
         )[0]
-    rows.backward(mx.nd.array(packed_rows(inputs["of_rows"], where)) if packed else given["of_rows"])
+    rows.backward(mx.nd.array(rows_of(inputs["of_rows"], where)) if packed else given["of_rows"])
     expected = sums_of_rows(inputs["ids"][kept], inputs["of_rows"][kept], 70_001)
     np.testing.assert_array_equal(word.grad.asnumpy(), expected)
 

@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -85,10 +86,7 @@ def bundle_files(folder: Path, rng: random.Random, rounds: int) -> Iterator[Call
     entries = list(read_table(index))
     content = b"".join(test_bundle.entry(key, value) for key, value in entries)
     path = folder / "one.index"
-
-    def read() -> Any:
-        return bundle.read_index(str(path))
-
+    read = partial(bundle.read_index, str(path))
     for _ in range(rounds):
         path.write_bytes(damaged(index, rng))
         yield read
@@ -114,10 +112,7 @@ def pickled_files(folder: Path, rng: random.Random, rounds: int) -> Iterator[Cal
     archives = [write_out(name, folder).read_bytes() for name in ("zip.pt", "five.pt")]
     legacy = write_out("legacy.pt", folder).read_bytes()
     path = folder / "x"
-
-    def read() -> Any:
-        return pickled.read_index(str(path))
-
+    read = partial(pickled.read_index, str(path))
     for _ in range(rounds):
         archive = rng.choice(archives)
         path.write_bytes(damaged(archive, rng))
@@ -142,9 +137,7 @@ def params_files(folder: Path, rng: random.Random, rounds: int) -> Iterator[Call
     out = io.BytesIO()
     params_file.write_params(out, {name: array for name, array in VARIABLES.items() if np.size(array) > 1})
 
-    def read() -> Any:
-        return params_file.read_index(str(path))
-
+    read = partial(params_file.read_index, str(path))
     for _ in range(rounds):
         path.write_bytes(damaged(out.getvalue(), rng))
         yield read

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 import convert
 from bert.weights.opening import open_weights
 from tests.bert.reference import HuggingFace, logits, sequence
-from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
+from tests.bert.weights.building import SMALL, TOKENS, arrays, write, write_folder
 from tests.bert.weights.networks import Inputs, mxnet_logits, random_inputs
 
 TOLERANCE = 1e-5
@@ -33,16 +33,7 @@ HEADS = ["last_hidden_state", "pooler_output", "logits", "seq_relationship_logit
 def place(tmp_path_factory, request) -> Path:
     """A folder with one network in our format, in Hugging Face's and as a graph."""
     folder, config = tmp_path_factory.mktemp(request.param), NETWORKS[request.param]
-    write(folder / "ours" / "model.params", arrays(config, stdev=0.2))
-    (folder / "ours" / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
-    sizes = {
-        **{"num_hidden_layers": config.layers, "hidden_size": config.units, "vocab_size": TOKENS},
-        **{"num_attention_heads": config.heads, "intermediate_size": config.hidden},
-        **{"max_position_embeddings": config.positions, "type_vocab_size": config.token_types},
-        **{"layer_norm_eps": config.epsilon, "tie_word_embeddings": config.tied},
-        **({"hidden_act": "relu"} if config.activation == "relu" else {"gelu_form": config.activation}),
-    }
-    (folder / "ours" / "bert_config.json").write_text(json.dumps(sizes))
+    write_folder(folder / "ours", config, arrays(config, stdev=0.2))
     for to in ("huggingface", "onnx"):
         assert convert.main([str(folder / "ours"), str(folder / to), "--to", to]) == 0
     assert asdict(open_weights(str(folder / "ours"), "INPUT").config) == asdict(config)

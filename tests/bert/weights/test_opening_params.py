@@ -77,17 +77,10 @@ def test_the_decoders_weight_stands_for_the_embedding(tmp_path):
         weights.tensors[EMBEDDING].read()
 
 
-@pytest.mark.parametrize(
-    "gone, parts",
-    [
-        (("pooler.", "classifier.", "decoder."), ["pooler", "next-sentence head", "masked-LM head"]),
-        (("classifier.",), ["next-sentence head"]),
-        (("decoder.",), ["masked-LM head"]),
-    ],
-)
-def test_parts_that_are_missing(tmp_path, gone, parts):
-    weights = opened(tmp_path, {name: array for name, array in arrays().items() if not name.startswith(gone)})
-    assert weights.missing == parts
+def test_parts_that_are_missing(tmp_path):
+    heads = [name for name in arrays() if name.startswith(("pooler.", "classifier.", "decoder."))]
+    assert opened(tmp_path, without(*heads)).missing == ["pooler", "next-sentence head", "masked-LM head"]
+    assert opened(tmp_path, without("classifier.weight", "classifier.bias")).missing == ["next-sentence head"]
 
 
 def test_a_classifier_around_it(tmp_path):
@@ -106,8 +99,9 @@ def test_what_is_no_whole_bert(tmp_path):
     assert "more of the masked-LM head" in rejected(tmp_path, without("decoder.2.beta"))
     assert "lacks encoder.position_weight" in rejected(tmp_path, without("encoder.position_weight"))
     assert "no weights of a BERT" in rejected(tmp_path, {"a": np.ones(3, np.float32)})
-    gap = {name.replace("cells.1", "cells.7"): array for name, array in arrays().items()}
-    assert "has layer 7 but not layer 1" in rejected(tmp_path, gap)
+    for far in ("7", "1" + "0" * 20):
+        gap = {name.replace("cells.1", f"cells.{far}"): array for name, array in arrays().items()}
+        assert f"has layer {far} but not layer 1" in rejected(tmp_path, gap)
     twice = {**arrays(), "bertmodel3_pooler_bias": np.ones(64, np.float32)}
     twice["pooler.bias"] = np.ones(3, np.float32)
     assert "has pooler.bias of float32(3,) and bertmodel3_pooler_bias of" in rejected(tmp_path, twice)
@@ -129,9 +123,6 @@ def test_other_shapes_and_dtypes(tmp_path, name, array, words):
     assert name in message and words in message
 
 
-def test_nothing_there_and_something_else(tmp_path):
+def test_nothing_there():
     with pytest.raises(InputError, match="INPUT /nowhere does not exist"):
         open_weights("/nowhere", "INPUT")
-    (tmp_path / "x").write_text("hello")
-    with pytest.raises(InputError, match="is something else, and no weights in a known format"):
-        open_weights(str(tmp_path / "x"), "INPUT")

@@ -8,15 +8,15 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from base.errors import InputError
 from bert.weights.pickled import read_index
-from tests.bert.weights.written import write_out
+from tests.bert.weights.written import error_of, write_out
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
 Y = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -107,23 +107,10 @@ def archive(path: Path, content: bytes, *storages: Storage, **options: Any) -> s
     return str(path)
 
 
-def error(path: str) -> str:
-    with pytest.raises(InputError) as caught:
-        for each in read_index(path).values():
-            each.read()
-    message = str(caught.value)
-    assert path in message and message.isprintable() and len(message) < 500
-    return message
+error = partial(error_of, read_index)
 
 
 FLOATS = Storage(np.arange(4, dtype=np.float32))
-
-
-def test_the_pickler_of_these_tests(tmp_path):
-    path = archive(tmp_path / "x.bin", pickled({"a": {"b": tensor(FLOATS, 1, (3,))}}), FLOATS)
-    found = read_index(path)
-    assert list(found) == ["a.b"]
-    np.testing.assert_array_equal(found["a.b"].read(), [1, 2, 3])
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

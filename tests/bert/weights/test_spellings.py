@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from base.errors import InputError
 from bert.weights.bundle import write_bundle
 from bert.weights.names import EMBEDDING, TABLE, names_of, part_of
 from bert.weights.opening import open_weights
-from bert.weights.spellings import FOREIGN, IGNORED, Weight, gluonnlp, huggingface, tensorflow
+from bert.weights.spellings import Weight, gluonnlp, huggingface, tensorflow
 from bert.weights.tensors import Weights
-from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
+from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, sizes_of, tensors_of, write
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -53,7 +54,7 @@ def open_safetensors(folder: Path, named: Arrays) -> Weights:
 
 
 def open_bundle(folder: Path, named: Arrays, config=SMALL) -> Weights:
-    write_bundle(str(folder / "model.ckpt-7"), named)
+    write_bundle(str(folder / "model.ckpt-7"), tensors_of(named))
     return open_weights(str(folder / "model.ckpt-7"), "INPUT", config)
 
 
@@ -72,6 +73,7 @@ def test_the_table_is_one_to_one():
         "bert.encoder.layer.11.intermediate.dense.weight",
         True,
     )
+    assert part_of(EMBEDDING) is None
     with pytest.raises(KeyError):
         names_of("encoder.transformer_cells.0.proj_query.weight")
 
@@ -161,72 +163,55 @@ def test_tensorflow_variables_with_the_slots_of_optimizers(tmp_path):
 
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-FOLDED = {
+# Parts of Google's names, and what stands there in a path: in a numbered layer, in a named one, in both.
+NUMBERED = {
+    "bert/encoder/layer_0": "encoder/layer_with_weights-4",
+    "bert/encoder/layer_1": "encoder/layer_with_weights-5",
+    "attention/output/dense": "_attention_output_dense",
+    "bert/embeddings/word_embeddings": "encoder/layer_with_weights-0/embeddings",
+    "bert/embeddings/position_embeddings": "encoder/layer_with_weights-1/embeddings",
+    "bert/embeddings/token_type_embeddings": "encoder/layer_with_weights-2/embeddings",
+    "bert/embeddings/LayerNorm": "encoder/layer_with_weights-3",
+}
+NAMED = {
+    "bert/encoder/layer_": "encoder/_transformer_layers/",
+    "attention/output/dense": "_attention_layer/_output_dense",
+    "bert/embeddings/position_embeddings": "encoder/_position_embedding_layer/embeddings",
+    "bert/embeddings/token_type_embeddings": "encoder/_type_embedding_layer/embeddings",
+    "bert/embeddings/LayerNorm": "encoder/_embedding_norm_layer",
+    "bert/pooler/dense": "encoder/_pooler_layer",
+}
+BOTH = {
     "attention/self/query": "_attention_layer/_query_dense",
     "attention/self/key": "_attention_layer/_key_dense",
     "attention/self/value": "_attention_layer/_value_dense",
-}
-CELL = {
-    **FOLDED,
     "attention/output/LayerNorm": "_attention_layer_norm",
     "intermediate/dense": "_intermediate_dense",
     "output/LayerNorm": "_output_layer_norm",
     "output/dense": "_output_dense",
+    "bert/embeddings/word_embeddings": "masked_lm/embedding_table",
+    "bert/pooler/dense": "next_sentence..pooler_dense",
+    "cls/predictions/transform/dense": "masked_lm/dense",
+    "cls/predictions/transform/LayerNorm": "masked_lm/layer_norm",
+    "cls/predictions/output_bias": "masked_lm/output_bias.Sbias",
+    "cls/seq_relationship/output_weights": "model/classification_heads/0/out_proj/kernel",
+    "cls/seq_relationship/output_bias": "model/classification_heads/0/out_proj/bias",
 }
 
 
 def model_garden(numbered: bool) -> dict[str, np.ndarray]:
     """As tf.train.Checkpoint of the Model Garden's pretraining model stores it (official/nlp): heads have an
     axis of their own, and layers are numbered or, in later versions, named."""
-    heads, units = SMALL.heads, SMALL.units
     found = {}
     for name, array in google().items():
-        match = re.fullmatch(r"bert/encoder/layer_(\d)/(.+)/(\w+)", name)
-        if match and match[2] in FOLDED:
-            axes = (units, heads, -1) if match[3] == "kernel" else (heads, -1)
-            array = array.reshape(axes)
-        if match and match[2] == "attention/output/dense":
-            path = "_attention_output_dense" if numbered else "_attention_layer/_output_dense"
-            array = array.reshape(heads, -1, units) if match[3] == "kernel" else array
-        elif match:
-            path = CELL[match[2]]
-        if match:
-            cell = (
-                f"layer_with_weights-{int(match[1]) + 4}" if numbered else f"_transformer_layers/{match[1]}"
-            )
-            found[f"encoder/{cell}/{path}/{match[3]}"] = array
-        else:
-            found[(NUMBERED if numbered else NAMED).get(name) or HEADS[name]] = array
-    return {f"{name}{VALUE}": array for name, array in found.items()}
-
-
-NUMBERED = {
-    "bert/embeddings/word_embeddings": "encoder/layer_with_weights-0/embeddings",
-    "bert/embeddings/position_embeddings": "encoder/layer_with_weights-1/embeddings",
-    "bert/embeddings/token_type_embeddings": "encoder/layer_with_weights-2/embeddings",
-    "bert/embeddings/LayerNorm/gamma": "encoder/layer_with_weights-3/gamma",
-    "bert/embeddings/LayerNorm/beta": "encoder/layer_with_weights-3/beta",
-}
-NAMED = {
-    "bert/embeddings/position_embeddings": "encoder/_position_embedding_layer/embeddings",
-    "bert/embeddings/token_type_embeddings": "encoder/_type_embedding_layer/embeddings",
-    "bert/embeddings/LayerNorm/gamma": "encoder/_embedding_norm_layer/gamma",
-    "bert/embeddings/LayerNorm/beta": "encoder/_embedding_norm_layer/beta",
-    "bert/pooler/dense/kernel": "encoder/_pooler_layer/kernel",
-    "bert/pooler/dense/bias": "encoder/_pooler_layer/bias",
-}
-HEADS = {
-    "bert/embeddings/word_embeddings": "masked_lm/embedding_table",
-    "bert/pooler/dense/kernel": "next_sentence..pooler_dense/kernel",
-    "bert/pooler/dense/bias": "next_sentence..pooler_dense/bias",
-    "cls/predictions/transform/dense/kernel": "masked_lm/dense/kernel",
-    "cls/predictions/transform/dense/bias": "masked_lm/dense/bias",
-    "cls/predictions/transform/LayerNorm/gamma": "masked_lm/layer_norm/gamma",
-    "cls/predictions/transform/LayerNorm/beta": "masked_lm/layer_norm/beta",
-    "cls/predictions/output_bias": "masked_lm/output_bias.Sbias",
-    "cls/seq_relationship/output_weights": "model/classification_heads/0/out_proj/kernel",
-    "cls/seq_relationship/output_bias": "model/classification_heads/0/out_proj/bias",
-}
+        if "attention/self/" in name:
+            array = array.reshape(*array.shape[:-1], SMALL.heads, -1)
+        elif name.endswith("attention/output/dense/kernel"):
+            array = array.reshape(SMALL.heads, -1, SMALL.units)
+        for part, path in [*(NUMBERED if numbered else NAMED).items(), *BOTH.items()]:
+            name = name.replace(part, path)
+        found[f"{name}{VALUE}"] = array
+    return found
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -270,21 +255,7 @@ def test_rows_of_padding(tmp_path):
         open_weights(str(tmp_path / "x.safetensors"), "INPUT", SMALL)
 
 
-def test_parts():
-    assert part_of("pooler.bias") == "pooler" and part_of(EMBEDDING) is None
-    assert huggingface("optimizer.state.3.exp_avg") == IGNORED
-    assert gluonnlp("encoder.transformer_cells.0.gate.weight") == FOREIGN
-
-
 # --- What lies beside.
-
-
-def configuration(**changes) -> str:
-    content = {
-        **{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96},
-        **{"max_position_embeddings": 40, "type_vocab_size": 3, "vocab_size": TOKENS},
-    }
-    return json.dumps({**content, **changes})
 
 
 @pytest.mark.parametrize(
@@ -302,9 +273,9 @@ def configuration(**changes) -> str:
     ],
 )
 def test_gelu_by_format_and_configuration(tmp_path, form, changes, gelu):
-    (tmp_path / "bert_config.json").write_text(configuration(**changes))
+    (tmp_path / "bert_config.json").write_text(json.dumps({**sizes_of(SMALL), **changes}))
     if form == "tensorflow":
-        write_bundle(str(tmp_path / "x.ckpt"), google())
+        write_bundle(str(tmp_path / "x.ckpt"), tensors_of(google()))
     elif form == "huggingface":
         save_file(hugging_face(), str(tmp_path / "model.safetensors"))
     else:
@@ -326,7 +297,7 @@ def test_gelu_by_format_and_configuration(tmp_path, form, changes, gelu):
 )
 def test_another_configuration_beside_it(tmp_path, changes, words):
     save_file(hugging_face(), str(tmp_path / "model.safetensors"))
-    (tmp_path / "config.json").write_text(configuration(**changes))
+    (tmp_path / "config.json").write_text(json.dumps({**sizes_of(SMALL), **changes}))
     with pytest.raises(InputError, match="INPUT .*" + words):
         open_weights(str(tmp_path), "INPUT")
 
@@ -361,7 +332,8 @@ def test_folders_and_prefixes(tmp_path):
     folder = tmp_path / "tf"
     folder.mkdir()
     for step in (3, 20):
-        write_bundle(str(folder / f"model.ckpt-{step}"), {**google(), "global_step": np.int64(step)})
+        named = {**google(), "global_step": np.int64(step)}
+        write_bundle(str(folder / f"model.ckpt-{step}"), tensors_of(named))
     with pytest.raises(InputError, match="holds model.ckpt-20 and model.ckpt-3; name one of them"):
         open_weights(str(folder), "INPUT", SMALL)
     (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-20"\n')
@@ -397,6 +369,32 @@ def test_a_model_in_several_files(tmp_path):
         check(open_weights(str(path), "INPUT", SMALL))
 
 
+@pytest.mark.parametrize("name", ["encoder.position_weight", "token_type_embed.0.weight"])
+def test_empty_arrays(tmp_path, name):
+    named = {names_of(each).huggingface: array for each, array in arrays().items()}
+    named[names_of(name).huggingface] = np.ones((0, 64), np.float32)
+    save_file(named, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"of shape \(0, 64\), needed is "):
+        open_weights(str(tmp_path), "INPUT", SMALL)
+
+
+def test_no_attention_heads(tmp_path):
+    named = {
+        name: a[:0] if name.endswith(f"query_dense/bias{VALUE}") else a
+        for name, a in model_garden(True).items()
+    }
+    with pytest.raises(InputError, match="attention_layer/_query_dense/bias.* of shape"):
+        open_bundle(tmp_path, named)
+
+
+def test_nothing_waits_for_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="holds no weights"):
+        open_weights(str(tmp_path), "INPUT")
+    with pytest.raises(InputError, match="model.safetensors: cannot be read: it is no regular file"):
+        open_weights(str(tmp_path / "model.safetensors"), "INPUT")
+
+
 @pytest.mark.parametrize(
     "name, content, words",
     [
@@ -408,7 +406,7 @@ def test_a_model_in_several_files(tmp_path):
         ("x.bin", b"nothing", "x.bin is damaged"),
         ("x.index", b"nothing", "x.index is damaged"),
         ("empty.params", b"", "empty.params is damaged"),
-        ("empty", b"", "is something else"),
+        ("empty", b"", "is something else, and no weights in a known format"),
     ],
 )
 def test_other_files(tmp_path, name, content, words):

@@ -11,7 +11,7 @@ import pytest
 from base.errors import InputError
 from data.classification.examples import check_files_differ
 from data.classification.glue import TASKS, GlueFolder, find_task
-from data.classification.own import Columns, OwnFiles, parse_columns, read_own
+from data.classification.own import Columns, parse_columns, read_own
 from tests.data.classification import official
 
 
@@ -186,7 +186,7 @@ WRITERS = {"t.tsv": tsv, "t.csv": as_csv, "t.jsonl": json_lines}
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_formats_hold_the_same(tmp_path, name):
-    data = read_own(OwnFiles(WRITERS[name](tmp_path / name, ROWS)))
+    data = read_own(WRITERS[name](tmp_path / name, ROWS))
     assert data.labels == ("maybe", "no", "yes") and data.dev is None and data.test is None
     assert list(zip(data.train.first, data.train.second)) == [row[:2] for row in ROWS]
     assert data.train.labels.tolist() == [2, 1, 2, 0] and data.train.ids == ["0", "1", "2", "3"]
@@ -195,8 +195,8 @@ def test_formats_hold_the_same(tmp_path, name):
 def test_csv_cells_may_have_line_breaks(tmp_path):
     path = as_csv(tmp_path / "t.csv", [("one\ntwo", "b", "0"), ("c", "d", "1"), ("e", "", "1")])
     with pytest.raises(InputError, match=r"t.csv, line 5: the text in 'sentence2' is empty"):
-        read_own(OwnFiles(path))
-    data = read_own(OwnFiles(path), Columns(("sentence1",)))
+        read_own(path)
+    data = read_own(path, columns=Columns(("sentence1",)))
     assert data.train.first == ["one\ntwo", "c", "e"] and data.train.second is None
 
 
@@ -204,15 +204,15 @@ def test_columns_by_name_and_by_position(tmp_path):
     named = tsv(tmp_path / "named.tsv", [("1", "x", "q"), ("0", "y", "r")], ("target", "body", "other"))
     bare = tsv(tmp_path / "bare.tsv", [("1", "x", "q"), ("0", "y", "r")], ())
     for path, columns in ((named, parse_columns("body", "target")), (bare, parse_columns("2", "1"))):
-        data = read_own(OwnFiles(path), columns)
+        data = read_own(path, columns=columns)
         assert data.train.first == ["x", "y"] and data.train.labels.tolist() == [1, 0]
-    assert read_own(OwnFiles(bare), parse_columns("3, 2", "1")).train.second == ["x", "y"]
+    assert read_own(bare, columns=parse_columns("3, 2", "1")).train.second == ["x", "y"]
     with pytest.raises(InputError, match="has the columns target, body, other; name those of the texts"):
-        read_own(OwnFiles(named))
+        read_own(named)
     with pytest.raises(InputError, match="has no column 'bdy', but target, body, other"):
-        read_own(OwnFiles(named), parse_columns("bdy", "target"))
+        read_own(named, columns=parse_columns("bdy", "target"))
     with pytest.raises(InputError, match="has no column 'label'; give --label_column"):
-        read_own(OwnFiles(named), parse_columns("body", None))
+        read_own(named, columns=parse_columns("body", None))
     for texts, label in (("1,2,3", "4"), ("a,a", "b"), ("1,b", "c"), ("1", None), ("0", "1"), ("a,", "b")):
         with pytest.raises(InputError, match="^--text_columns"):
             parse_columns(texts, label)
@@ -229,7 +229,7 @@ def test_columns_by_name_and_by_position(tmp_path):
 )
 def test_usual_names_of_columns(tmp_path, header, first, second):
     rows = [tuple(f"{name} {n}" for name in header) for n in range(2)]
-    train = read_own(OwnFiles(tsv(tmp_path / "t.tsv", rows, header))).train
+    train = read_own(tsv(tmp_path / "t.tsv", rows, header)).train
     assert train.first == [f"{first} 0", f"{first} 1"] and train.labels.tolist() == [0, 1]
     assert train.second == (second and [f"{second} 0", f"{second} 1"])
 
@@ -237,39 +237,42 @@ def test_usual_names_of_columns(tmp_path, header, first, second):
 def test_dev_and_test_use_the_labels_of_training(tmp_path):
     train, dev = tsv(tmp_path / "train.tsv", ROWS), tsv(tmp_path / "dev.tsv", ROWS[1:3])
     test = tsv(tmp_path / "test.tsv", [row[:2] for row in ROWS], NAMES[:2])
-    data = read_own(OwnFiles(train, dev, test))
+    data = read_own(train, dev, test)
     assert data.dev.labels.tolist() == [1, 2] and data.test.labels is None and len(data.test) == 4
-    assert read_own(OwnFiles(train, dev), labels=("yes", "no", "maybe")).dev.labels.tolist() == [1, 0]
+    assert read_own(train, dev, labels=("yes", "no", "maybe")).dev.labels.tolist() == [1, 0]
     with pytest.raises(InputError, match=r"train.tsv, line 5: the label 'maybe' is none of 'yes', 'no'"):
-        read_own(OwnFiles(train, dev), labels=("yes", "no"))
+        read_own(train, dev, labels=("yes", "no"))
     single = tsv(tmp_path / "single.tsv", [("a", "yes")], ("sentence", "label"))
     with pytest.raises(InputError, match="--train_file has 2 text columns, but another file has 1"):
-        read_own(OwnFiles(train, single))
+        read_own(train, single)
 
 
 def test_regression(tmp_path):
     rows = [("a", "b", "0.25"), ("c", "d", "3"), ("e", "f", "-1e1")]
     path = tsv(tmp_path / "t.tsv", rows)
-    data = read_own(OwnFiles(path), regression=True)
+    data = read_own(path, regression=True)
     assert data.labels == () and data.train.labels.dtype == np.float32
     assert data.train.labels.tolist() == [0.25, 3.0, -10.0]
     with pytest.raises(InputError, match="^--train_file: .*t.tsv: .*numbers to predict.*give --regression"):
-        read_own(OwnFiles(path))
+        read_own(path)
+    huge = tsv(tmp_path / "huge.tsv", [*rows, ("g", "h", "1e39")])  # more than float32 holds
+    with pytest.raises(InputError, match="huge.tsv, line 5: the label 1e39 is not from -3.4"):
+        read_own(huge, regression=True)
     numbers = json_lines(tmp_path / "t.jsonl", [("a", "b", 0.25), ("c", "d", 3)])
-    assert read_own(OwnFiles(numbers), regression=True).train.labels.tolist() == [0.25, 3.0]
+    assert read_own(numbers, regression=True).train.labels.tolist() == [0.25, 3.0]
     classes = tsv(tmp_path / "classes.tsv", ROWS)
     with pytest.raises(InputError, match="classes.tsv, line 2: 'yes' is no number"):
-        read_own(OwnFiles(classes), regression=True)
+        read_own(classes, regression=True)
     with pytest.raises(InputError, match="regression task"):
-        read_own(OwnFiles(classes, tsv(tmp_path / "dev.tsv", rows)))
+        read_own(classes, tsv(tmp_path / "dev.tsv", rows))
 
 
 def test_whole_numbers_are_classes(tmp_path):
     path = json_lines(tmp_path / "t.jsonl", [("a", "b", 1), ("c", "d", 0), ("e", "f", True)])
     with pytest.raises(InputError, match="none of '0', '1'"):
-        read_own(OwnFiles(path), labels=("0", "1"))
+        read_own(path, labels=("0", "1"))
     path = json_lines(tmp_path / "t.jsonl", [("a", "b", 1), ("c", "d", 0)])
-    assert read_own(OwnFiles(path)).labels == ("0", "1")
+    assert read_own(path).labels == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +300,7 @@ def test_bad_files(tmp_path, name, content, message):
     if name != ".":
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        read_own(OwnFiles(str(tmp_path / name)))
+        read_own(str(tmp_path / name))
     assert "\n" not in str(caught.value)
 
 
@@ -306,18 +309,18 @@ def test_bad_choices_of_files_and_labels(tmp_path):
     copy = tsv(tmp_path / "copy.tsv", ROWS)
     for dev in (train, copy):
         with pytest.raises(InputError, match=r"^--dev_file: .* has the content of --train_file"):
-            read_own(OwnFiles(train, dev))
+            read_own(train, dev)
     with pytest.raises(InputError, match="^--train_file: cannot read .*none.tsv: No such file"):
-        read_own(OwnFiles(str(tmp_path / "none.tsv")))
+        read_own(str(tmp_path / "none.tsv"))
     with pytest.raises(InputError, match="cannot read .*none.tsv"):
-        read_own(OwnFiles(train, str(tmp_path / "none.tsv")))
+        read_own(train, str(tmp_path / "none.tsv"))
     for labels in (("a",), ("a", "a")):
         with pytest.raises(InputError, match="^--labels "):
-            read_own(OwnFiles(train), labels=labels)
+            read_own(train, labels=labels)
     with pytest.raises(InputError, match="^--labels"):
-        read_own(OwnFiles(train), labels=("a", "b"), regression=True)
+        read_own(train, labels=("a", "b"), regression=True)
     many = tsv(tmp_path / "many.tsv", [(f"{n}", "b", f"text {n}") for n in range(1200)])
     with pytest.raises(InputError, match="1200 different labels.*is another column the label"):
-        read_own(OwnFiles(many))
+        read_own(many)
     with pytest.raises(InputError, match="JSON lines, whose texts have names"):
-        read_own(OwnFiles(json_lines(tmp_path / "t.jsonl", ROWS)), parse_columns("1,2", "3"))
+        read_own(json_lines(tmp_path / "t.jsonl", ROWS), columns=parse_columns("1,2", "3"))

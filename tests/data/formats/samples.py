@@ -69,7 +69,8 @@ def joined(blocks):
 
 
 def assert_same(found, expected):
-    for name, left, right in zip(PretrainingArrays._fields, found, expected):
+    """Two named tuples of arrays have the same types, shapes and numbers."""
+    for name, left, right in zip(expected._fields, found, expected):
         assert left.dtype == right.dtype and left.shape == right.shape, name
         assert (left == right).all(), name
 

@@ -101,29 +101,35 @@ def test_a_bad_value_is_named_and_that_instance_alone_is_skipped(tmp_path, forma
     assert (found.input_ids[:, :width] == arrays(expected).input_ids).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(columns(ragged(2))) - {"input_mask"}))
-def test_npz_missing_arrays_wrong_types_and_shapes(tmp_path, name):
-    path = str(tmp_path / "x.npz")
+@pytest.mark.parametrize(
+    "format, name",
+    [("npz", name) for name in columns(ragged(2)) if name != "input_mask"]
+    + [("hdf5", name) for name in HDF5_TYPES],
+)
+def test_missing_arrays_wrong_types_and_shapes(tmp_path, format, name):
+    path = tmp_path / "x"
     wide = columns(ragged(COUNT))[name]
-    for change, message in (
-        (None, f"lacks the array {name}"),
+    changes = [
+        (None, f"lacks the (array|dataset) {name}"),
         (wide[:-1], "has shape"),
         (wide[None], "has shape"),
-        (wide[0, 0] if wide.ndim == 2 else wide[0], "has shape|no instances"),
-        (wide.astype(np.complex64), f"{name} has type complex64"),
-        (wide.astype("S"), f"{name} has type"),
-        (wide.astype("M8[s]"), f"{name} has type datetime64"),
-        (np.array([("a", 1)] * COUNT, [("x", "U1"), ("y", int)]), f"{name} has type"),
-    ):
-        save_npz(path, ragged(COUNT), **{name: change})
-        refused(path, message)
-        with pytest.raises(InputError, match=message):
-            skipping(path)
-        with pytest.raises(InputError, match=message):
-            peek(path)
+        (wide.astype("S4"), f"{name} has type"),
+    ]
+    if format == "npz":
+        changes += [
+            (wide[0, 0] if wide.ndim == 2 else wide[0], "has shape|no instances"),
+            (wide.astype(np.complex64), f"{name} has type complex64"),
+            (wide.astype("M8[s]"), f"{name} has type datetime64"),
+            (np.array([("a", 1)] * COUNT, [("x", "U1"), ("y", int)]), f"{name} has type"),
+        ]
     if name != "masked_lm_weights":
-        save_npz(path, ragged(COUNT), **{name: wide.astype(float)})
-        refused(path, f"{name} has type float64")
+        changes.append((wide.astype(float), f"{name} has type float64"))
+    for change, message in changes:
+        save(path, format, **{name: change})
+        refused(path, message)
+        for read in (skipping, peek):
+            with pytest.raises(InputError, match=message):
+                read(str(path))
 
 
 def test_npz_object_arrays_are_never_unpickled(tmp_path):
@@ -225,23 +231,6 @@ def save_with(path, add):
         add(file)
 
 
-@pytest.mark.parametrize("name", sorted(HDF5_TYPES))
-def test_hdf5_missing_datasets_wrong_types_and_shapes(tmp_path, name):
-    path = str(tmp_path / "x")
-    wide = columns(ragged(COUNT))[name]
-    for change, message in (
-        (None, f"lacks the dataset {name}"),
-        (wide[:-1], "has shape"),
-        (wide[None], "has shape"),
-        (wide.astype(np.float64), f"{name} has type float64"),
-        (wide.astype("S4"), f"{name} has type"),
-    ):
-        save_hdf5(path, ragged(COUNT), **{name: change})
-        refused(path, message)
-        with pytest.raises(InputError, match=message):
-            peek(path)
-
-
 def test_hdf5_opens_no_other_file(tmp_path):
     """External links, external storage and virtual datasets can show any file that the user may read."""
     other = str(tmp_path / "other")
@@ -327,33 +316,35 @@ def test_hdf5_one_damaged_chunk_costs_its_rows(tmp_path):
     assert_same(joined(blocks), arrays(expected))
 
 
-def test_tfrecord_damage(tmp_path):
-    rows = ragged(1200)
-    frames = [record("tfrecord", row) for row in rows]
-    sound = b"".join(frames)
-    path = tmp_path / "x"
-    start = len(b"".join(frames[:1100]))
+@pytest.mark.parametrize("kind", ["tfrecord", "ofrecord"])
+def test_damaged_records(tmp_path, kind):
+    """Instance 1100 of 1200."""
+    rows, path = ragged(1200), tmp_path / "x"
+    frames = [record(kind, row) for row in rows]
+    sound, start = b"".join(frames), len(b"".join(frames[:1100]))
 
-    def check(content, message, kept, lost):
+    def check(content, message, kept=rows[:1100]):
         path.write_bytes(content)
-        refused(path, message)
+        refused(path, f"instance 1100: {message}")
         blocks, skipped = skipping(path)
-        assert_same(joined(blocks), arrays([rows[index] for index in kept]))
-        assert sum(number for _, number in skipped) == lost
+        assert_same(joined(blocks), arrays(kept))
+        assert [number for _, number in skipped] == [1]
 
-    data = bytearray(sound)
-    data[start + 30] ^= 4
-    others = [index for index in range(1200) if index != 1100]
-    check(data, "instance 1100: its checksum is wrong", others, 1)
-    length = bytearray(sound)
-    length[start] ^= 4
-    check(length, "instance 1100: its length has a wrong checksum", range(1100), 1)
-    check(sound[: start + 5], "instance 1100: the file ends inside its length", range(1100), 1)
-    check(sound[: start + 50], "instance 1100: the file ends inside it", range(1100), 1)
+    check(sound[: start + 5], "the file ends inside its length")
+    check(sound[: start + 50], "the file ends inside it")
+    if kind == "ofrecord":
+        for size in (-5, 1 << 40):
+            check(sound[:start] + struct.pack("<q", size) + sound[start:], f"its length {size} cannot be")
+        check(sound[:start] + ofrecord_frame(b"\x0a\xff\xff") + sound[start:], "it is not a message", rows)
+        return
     for size in (1 << 21, (1 << 64) - 1):
         header = struct.pack("<Q", size)
-        huge = sound[:start] + header + masked_crc(header) + bytes(99)
-        check(huge, f"instance 1100: its length {size} cannot be", range(1100), 1)
+        check(sound[:start] + header + masked_crc(header) + bytes(99), f"its length {size} cannot be")
+    length, data = bytearray(sound), bytearray(sound)
+    length[start] ^= 4
+    check(length, "its length has a wrong checksum")
+    data[start + 30] ^= 4
+    check(data, "its checksum is wrong", rows[:1100] + rows[1101:])
     packed = gzip.compress(sound)
     path.write_bytes(packed[: len(packed) // 2])
     refused(path, r"instance \d+: the (compressed data are damaged|file ends)")
@@ -362,28 +353,6 @@ def test_tfrecord_damage(tmp_path):
     torn[len(packed) // 2] ^= 255
     path.write_bytes(torn)
     refused(path, r"instance \d+: ")
-
-
-def test_ofrecord_damage(tmp_path):
-    rows = ragged(1200)
-    frames = [record("ofrecord", row) for row in rows]
-    sound = b"".join(frames)
-    path = tmp_path / "x"
-    start = len(b"".join(frames[:1100]))
-    for content, message in (
-        (sound[: start + 5], "instance 1100: the file ends inside its length"),
-        (sound[: start + 50], "instance 1100: the file ends inside it"),
-        (sound[:start] + struct.pack("<q", -5) + sound[start:], "instance 1100: its length -5 cannot be"),
-        (sound[:start] + struct.pack("<q", 1 << 40) + sound[start:], "its length 1099511627776 cannot be"),
-    ):
-        path.write_bytes(content)
-        refused(path, message)
-        blocks, skipped = skipping(path)
-        assert len(skipped) == 1
-        assert_same(joined(blocks), arrays(rows[:1100]))
-    path.write_bytes(sound[:start] + ofrecord_frame(b"\x0a\xff\xff") + sound[start:])
-    refused(path, "instance 1100: it is not a message")
-    assert_same(joined(skipping(path)[0]), arrays(rows))
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "ofrecord"])

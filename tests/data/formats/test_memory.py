@@ -1,4 +1,5 @@
-"""Peak memory of reading and writing, in processes of their own: it must not grow with the file."""
+"""Peak memory of reading, writing and converting, in processes of their own: it must not grow with the
+file."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from tests.processes import run_command
 WRITE = """
 import sys
 import numpy as np
-from base.memory import peak_of
 from data.formats.files import write_instances
 from data.formats.records import Gathered, PretrainingArrays
 format = sys.argv[1]
@@ -35,27 +35,39 @@ def take(path, blocks):
 """
 READ = """
 import sys
-from base.memory import peak_of
 from data.formats.files import read_instances
 
 def take(path, blocks):
     assert sum(len(block.valid_lengths) for block in read_instances(path, 30000)) == 512 * blocks
 """
+CONVERT = """
+import sys
+from tests.data.instance_files import build_instances
+
+def take(path, blocks):
+    build_instances([path], 30000, path + ".store")
+"""
 GROWTH = """
+from resource import RUSAGE_CHILDREN, getrusage
+from base.memory import peak_of
+
+def peak():
+    return max(peak_of(), getrusage(RUSAGE_CHILDREN).ru_maxrss << 10)
+
 take(sys.argv[2], 6)
-before = peak_of()
+before = peak()
 take(sys.argv[3], int(sys.argv[4]))
-print(peak_of() - before)
+print(peak() - before)
 """
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_is_never_held_whole(tmp_path, format):
-    """Bytes that writing, or reading, a large file takes beyond those of a small one."""
+    """Bytes that writing, reading or converting a large file takes beyond those of a small one."""
     small, large = tmp_path / "small", tmp_path / "large"
     arguments = [format, small, large, 60 if format in ("npz", "hdf5") else 24]
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    for program in (WRITE, READ):
+    for program in (WRITE, READ, *([CONVERT] if format == "npz" else [])):
         command = [sys.executable, "-c", program + GROWTH, *arguments]
         growth = int(run_command(command, env=one_thread).check().stdout)
         assert growth < 12 << 20, program  # what the allocator happens to keep

@@ -24,7 +24,7 @@ from tests.tasks.heads import (
     texts,
     values_of,
 )
-from tests.tasks.test_loss import dense, encoded, log_softmax
+from tests.tasks.pretraining.test_loss import dense, encoded, log_softmax
 
 CLASSES, NUMBERS = Classification(3, ("score", "accuracy")), Classification(0, ("score", "pearson"))
 TASKS = {"three classes": CLASSES, "regression": NUMBERS}
@@ -81,14 +81,14 @@ LABELS = ("no", "yes", "maybe")
 def evaluated(tmp_path, labelling: Labelling, labels: list) -> EvaluationTexts:
     """Three sets of 5, 4 and 6 pairs, the last without labels, for a submission."""
     write_data(tmp_path)
-    sets, texts = [], {}
+    sets = []
     for number, (name, size) in enumerate((("m", 5), ("mm", 4), ("MNLI-m", 6))):
         first = [" ".join(ANIMALS[: 1 + place % 5]) for place in range(size)]
-        ids = [f"{name}{place}" for place in range(size)]
-        texts[name] = Examples(name, first, first[::-1], None, ids)
-        sets.append(EvaluationSet("" if not number else f"{name}_", size, ids, labels[number], name))
+        examples = Examples(name, first, first[::-1], labels[number], [f"{name}{n}" for n in range(size)])
+        sets.append(EvaluationSet("" if not number else f"{name}_", examples, name))
     settings = TokenizerSettings(load_vocab(str(tmp_path / "vocab.txt")))
-    return EvaluationTexts(featurize(joined(texts), settings, 16), tuple(sets), labelling, str(tmp_path))
+    together = joined([each.examples for each in sets], bool(labelling.labels))
+    return EvaluationTexts(featurize(together, settings, 16), tuple(sets), labelling, str(tmp_path))
 
 
 def collected(texts: EvaluationTexts, outputs: np.ndarray, ranks: int) -> tuple:

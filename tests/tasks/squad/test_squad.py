@@ -14,7 +14,7 @@ import finetune_squad
 from base.errors import InputError, TrainingError
 from data.questions.score import score_v2
 from data.questions.windows import QuestionBatch
-from tasks.squad.examples import EvaluationWindows
+from tasks.squad.examples import AnswerCollector, EvaluationWindows
 from tasks.squad.task import QuestionAnswering
 from tests.finetuned import squad, write_data
 from tests.tasks.heads import (
@@ -23,13 +23,12 @@ from tests.tasks.heads import (
     WITHOUT_EFFECT,
     Parameters,
     check_task,
-    gradients_of,
     network_of,
     run,
     texts,
     values_of,
 )
-from tests.tasks.test_loss import dense, encoded, log_softmax
+from tests.tasks.pretraining.test_loss import dense, encoded, log_softmax
 from training.finetuning.several import prepare
 
 TASK = QuestionAnswering()
@@ -72,7 +71,7 @@ def network(request):
 
 def test_loss_sums_logits_and_gradients_are_the_references(network):
     check_task(TASK, network, BATCH, lambda parameters: reference(parameters, BATCH, 1 / 3), SHIFTS)
-    assert not gradients_of(network)["encoder.position_weight"][14:].any()
+    assert not values_of(network, "grad")["encoder.position_weight"][14:].any()
 
 
 @pytest.mark.parametrize("operators", ["mxnet", "fused"])
@@ -125,8 +124,9 @@ def evaluation(data: Path, output: Path, **changes: Any) -> EvaluationWindows:
     return part.inputs.evaluation
 
 
-def scored(evaluated: EvaluationWindows, ranks: int) -> dict[str, float | None]:
-    """Scores of random logits, the same for any number of ranks: each takes every so many windows."""
+def collected(evaluated: EvaluationWindows, ranks: int) -> tuple[AnswerCollector, list[np.ndarray]]:
+    """A collector, and the sums of random logits, the same for any number of ranks: each takes every so many
+    windows."""
     lengths = evaluated.lengths
     width = int(lengths.max())
     logits = np.random.default_rng(5).normal(0, 3, (len(lengths), 2, width)).astype(np.float32)
@@ -138,12 +138,12 @@ def scored(evaluated: EvaluationWindows, ranks: int) -> dict[str, float | None]:
             assert sorted(batch.examples) == sorted(examples) and (batch.starts == -1).all()
             np.testing.assert_array_equal(batch.valid_lengths, lengths[batch.examples])
             collector.add(batch, [logits[batch.examples]])
-    arrays = [sum(each) for each in zip(*(collector.arrays() for collector in collectors))]
-    return collectors[0].scores(arrays)
+    return collectors[0], [sum(each) for each in zip(*(collector.arrays() for collector in collectors))]
 
 
 def test_two_ranks_give_what_one_gives(data, tmp_path):
-    found = [scored(evaluation(data, tmp_path / str(ranks)), ranks) for ranks in (1, 2)]
+    both = (collected(evaluation(data, tmp_path / str(ranks)), ranks) for ranks in (1, 2))
+    found = [collector.scores(arrays) for collector, arrays in both]
     assert found[0] == found[1] and found[0]["null_score_diff_threshold"] == 0.0
     for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
         one, two = ((tmp_path / ranks / name).read_bytes() for ranks in ("1", "2"))
@@ -153,20 +153,11 @@ def test_two_ranks_give_what_one_gives(data, tmp_path):
 def test_the_threshold_is_the_best_one_of_the_held_out_articles(data, tmp_path):
     """Compared with the scores of every threshold that makes a difference there."""
     evaluated = evaluation(data, tmp_path / "tuned", tune_threshold=0.5)
-    assert evaluated.tuning is not None
     held_out = evaluated.tuning.questions
     assert not set(held_out.ids) & set(evaluated.asked.questions.ids)
-    found = scored(evaluated, 2)
-    alone = EvaluationWindows(evaluated.tuning, evaluated.scoring)
-    # The same logits as in `scored`: those of the windows behind the asked ones.
-    lengths = evaluated.lengths
-    width, first = int(lengths.max()), len(evaluated.asked.windows)
-    logits = np.random.default_rng(5).normal(0, 3, (len(lengths), 2, width)).astype(np.float32)[first:]
-    collector = alone.collector()
-    numbers = np.arange(len(logits))
-    collector.add(alone.collate(numbers, width), [logits])
-    answers = collector._answers(evaluated.tuning, collector.arrays())
-    threshold = found["null_score_diff_threshold"]
+    collector, arrays = collected(evaluated, 2)
+    threshold = collector.scores(arrays)["null_score_diff_threshold"]
+    answers = collector._answers(evaluated.tuning, arrays[3:])
     candidates = [*answers.null_odds.tolist(), -1e9, 1e9]
     f1 = [score_v2(held_out, answers.predictions(each))["f1"] for each in candidates]
     assert score_v2(held_out, answers.predictions(threshold))["f1"] == pytest.approx(max(f1))

@@ -12,7 +12,7 @@ from base.errors import InputError
 from tests.finetuned import classifier, write_data
 from tests.processes import ROOT, start_ranks
 from training.results.members import read_plan
-from training.results.record import FINISHED, UNFINISHED, has_result, read_result
+from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, has_result, read_result
 from training.results.summary import read_members
 
 SCRIPT, ENV = ROOT / "finetune_classifier.py", {"OMP_NUM_THREADS": "1"}
@@ -79,9 +79,20 @@ def test_resume_runs_what_has_not_ended(data, searched, capsys):
     assert read_result(str(searched / members[2].name)).status == FINISHED
 
 
+def test_a_member_whose_outputs_are_not_finite_has_ended(data, tmp_path):
+    """Before 20 steps were skipped, which end it elsewhere; the others follow."""
+    words = command(data, tmp_path / "out", "--search", "lr=1e30,1e-4", "--training_steps", "5")
+    assert finetune_classifier.main([*words, "--warmup_ratio", "0"]) == 0
+    statuses = [read_result(str(tmp_path / "out" / f"lr_{lr}")).status for lr in ("1e30", "1e-4")]
+    assert statuses == [NOT_FINITE, FINISHED]
+
+
 def test_bad_options_come_before_any_work(data, tmp_path):
     with pytest.raises(InputError, match="--search: argument --lr"):
         finetune_classifier.main(command(data, tmp_path / "out", "--search", "lr=0,1"))
+    with pytest.raises(InputError, match="--search epochs: with --training_steps"):
+        words = ["--search", "epochs=1,2", "--training_steps", "2"]
+        finetune_classifier.main(command(data, tmp_path / "out", *words))
     assert not (tmp_path / "out").exists()
 
 

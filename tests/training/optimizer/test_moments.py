@@ -28,8 +28,8 @@ from tests.training.optimizer.test_optimizer import (
 from tests.training.small_runs import command, parts_of, trained
 from tests.training.staged import arrays_of, copy_step, states_of
 from training.estimate import estimate
-from training.optimizer.optimizer import Optimizer
-from training.optimizer.update import Bfloat16Moment, MomentType, Rule, check_moments, converted
+from training.optimizer.optimizer import Optimizer, Rule
+from training.optimizer.states import Bfloat16Moment, MomentType, check_moments, converted
 
 if not load_operators():
     pytest.skip("the fused operators have not been built", allow_module_level=True)

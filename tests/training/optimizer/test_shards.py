@@ -15,8 +15,8 @@ from tests.training.staged import arrays_of
 from tests.training.test_feed import Rank
 from training.checkpoint import list_steps
 from training.estimate import estimate
+from training.optimizer.optimizer import Rule
 from training.optimizer.shards import ShardedOptimizer, shares
-from training.optimizer.update import Rule
 
 WORKER = """
 import os
@@ -29,9 +29,8 @@ import mxnet as mx
 import numpy as np
 from bert.operators import load_operators
 from tests.training.tiny import same_bits
-from training.optimizer.optimizer import Optimizer
+from training.optimizer.optimizer import Optimizer, Rule
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.update import Rule
 
 def weights(dtype):
     drawn = np.random.default_rng(1)

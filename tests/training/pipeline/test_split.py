@@ -116,15 +116,11 @@ def test_activations_of_the_stages_add_up_to_the_models(operators: str) -> None:
     assert twice == pytest.approx(2 * once - backward, rel=1e-6)
 
 
-def test_the_table_of_stages() -> None:
+def test_the_table_says_how_uneven_stages_are_and_where_micro_batches_are_few() -> None:
     split, costs = run_split(None, 4, LARGE, 30522, BATCH, MXNET)
-    text = terminal(stage_table(LARGE, 30522, split, costs, [1 << 30, 2 << 20, 3 << 20, 4 << 20], 4))
-    assert "--pipeline_split 6,6,6,6" in text
-    lines = text.splitlines()
-    assert lines[2].split() == ["0", "embeddings,", "0", "to", "5", "6", "107", "M", "24.6%", "1,024", "MiB"]
-    assert lines[5].split()[:6] == ["3", "18", "to", "23,", "heads", "6"] and "26.2%" in lines[5]
-    assert "takes 4.8% more than the mean" in lines[6]
-    assert lines[7] == "4 micro-batches a step: the bubble is 43% of the time; with --accumulate 16 16%."
+    *_, excess, last = terminal(stage_table(LARGE, 30522, split, costs, [1 << 30] * 4, 4)).splitlines()
+    assert "takes 4.8% more than the mean" in excess
+    assert last == "4 micro-batches a step: the bubble is 43% of the time; with --accumulate 16 16%."
 
 
 def test_the_guide_shows_the_table_of_its_command() -> None:

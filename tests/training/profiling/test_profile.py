@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 
@@ -16,7 +17,7 @@ from tests.processes import run_command
 from training.profile import main
 from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops, table
 from training.profiling.intervals import clip, intersect, shared, subtract, total, union
-from training.profiling.profiler import separate_operators
+from training.profiling.profiler import TraceOfSteps, separate_operators
 from training.profiling.stages import FIGURES, stage_figures, staged
 from training.profiling.trace import (
     ACTIVATION,
@@ -275,10 +276,30 @@ class TestCommand:
             main([str(path)])
         assert str(path) in str(raised.value)
 
+    @pytest.mark.parametrize(
+        "facts",
+        [{"vocab_size": "x"}, {"batches": 5}, {"batches": [[[2, 16]]]}, {"batches": [[]]}, {"stage": 0}]
+        + [{"stage_layers": 3}, {"stage_layers": [1]}, {"rank": [1]}, {"peak_gflops": "a"}, 0.0, math.inf],
+    )
+    def test_facts_and_ends_of_a_step_that_no_run_has(self, tmp_path, facts):
+        trace = hand_made()
+        if isinstance(facts, float):
+            trace.steps[:] = [Step("step 10", 0.0, facts)]
+        else:
+            trace.facts.update(facts)
+        write_trace(str(tmp_path / "trace.json"), trace)
+        with pytest.raises(InputError, match="trace.json is damaged"):
+            main([str(tmp_path / "trace.json")])
+
     def test_a_folder_that_is_not_there_is_found_before_anything_is_read(self, tmp_path):
         for words in (["--model", "no_such_model"], ["no_such_trace.json"]):
             with pytest.raises(InputError, match=f"^--out {tmp_path}/none/x: cannot be written"):
                 main([*words, "--out", str(tmp_path / "none" / "x")])
+
+    @pytest.mark.parametrize("path", ["no/trace.json", "."])
+    def test_a_place_that_a_trace_cannot_have_is_found_before_the_first_step(self, tmp_path, path):
+        with pytest.raises(InputError, match="--profile .*: name a file, in a folder that is there"):
+            TraceOfSteps(str(tmp_path / path), 0, {})
 
     def test_operators_cannot_be_separated_after_the_import(self):
         with pytest.raises(RuntimeError, match="before mxnet"):
@@ -294,12 +315,8 @@ class TestCommand:
         if operators == "fused":
             place, stem, more = tmp_path, "p", "--out p --peak 1000"
         words = "--model bert_2_32_4 --max_seq_length 16 --batch_size 4 --accumulate 2 --steps 2 --warmup 2"
-        command = [
-            sys.executable,
-            "-m",
-            "training.profile",
-            *f"{words} --operators {operators} {more}".split(),
-        ]
+        words = f"-m training.profile {words} --operators {operators} {more}"
+        command = [sys.executable, *words.split()]
         done = run_command(command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"}).check()
         assert "step 3 to 4" in done.stdout and "2 x 4 sequences of 16 tokens, 3 masked" in done.stdout
         names = {f"{stem}.png", f"{stem}_summary.json", f"{stem}_timeline.json"}

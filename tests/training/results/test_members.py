@@ -118,6 +118,11 @@ class TestPlan:
             '{"format": 1, "options": {}, "members": [{"name": "../x", "seed": 0, "setting": {}}]}',
             '{"format": 1, "options": {}, "members": [{"name": "", "seed": 0, "setting": {}}]}',
             '{"format": 1, "options": {}, "members": [{"name": "x"}]}',
+            '{"format": 1, "options": {}, "members": []}',
+            '{"format": 1, "options": {}, "members": [{"name": "a", "seed": 1e999, "setting": {}}]}',
+            '{"format": 1, "options": {}, "members": [{"name": "a", "seed": 0, "setting": {"lr": []}}]}',
+            '{"format": 1, "options": {}, "members": [{"name": "a", "seed": 0, "setting": {}},'
+            ' {"name": "b", "seed": 0, "setting": {"lr": "1"}}]}',
         ],
     )  # fmt: skip
     def test_a_damaged_file_is_named(self, tmp_path, content):

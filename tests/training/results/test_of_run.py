@@ -13,25 +13,20 @@ import pytest
 import results
 from base.errors import InputError, NotFiniteError
 from base.files import sha256_of
-from tests.training.small_runs import Stopping, train
+from tests.training import small_runs
+from tests.training.small_runs import Stopping
 from tests.training.test_checkpoint_facts import signed
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.report import read_metrics
 from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, has_result, read_result
 
-TINY = [
-    *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),
-    *("--max_seq_length", "16", "--num_steps", "6", "--lr", "0.01", "--warmup_ratio", "0.2"),
-    *("--log_interval", "2", "--ckpt_interval", "3", "--progress", "none", "--num_data_workers", "0"),
-    *("--dataset_name", "wiki_cn_cased", "--peak_tflops", "1"),
-]
-
 
 def trained(folder: Path, *words: str, communicator: Any = None) -> int:
-    return train([*TINY, "--ckpt_dir", str(folder), *words], communicator)
+    steps = ("--num_steps", 6, "--log_interval", 2, "--ckpt_interval", 3)
+    return small_runs.trained(folder, *steps, *words, communicator=communicator)
 
 
-BOTH = ["--stages", "both", "--max_seq_length", "16,32", "--dummy_data_len", "16,32", "--num_steps", "6,3"]
+BOTH = ["--stages", "both", "--max_seq_length", "8,16", "--dummy_data_len", "8,16", "--num_steps", "6,3"]
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +66,15 @@ class TestBothStages:
             assert stage.speed.step_s == statistics.median(line["step_s"] for line in of_stage)
             assert stage.speed.train_s == of_stage[-1]["training_s"]
         plans = [(each.steps, each.num_steps, each.max_seq_length) for each in found.stages]
-        assert plans == [(6, 6, 16), (3, 3, 32)] and found.batch_size == found.stages[0].batch_size == 2
+        assert plans == [(6, 6, 8), (3, 3, 16)] and found.batch_size == found.stages[0].batch_size == 2
         seconds = sum(each.speed.train_s for each in found.stages)
         assert found.speed == replace(found.stages[1].speed, train_s=seconds)
         assert found.wall_s > found.speed.train_s and found.loss == found.stages[1].loss
 
     def test_setting(self, both):
         found = read_result(str(both))
-        assert (found.task, found.model, found.backend) == ("pretraining", "bert_1_32_2", "local")
-        assert found.device == "cpu"
+        assert found.model == "bert_1_16_2 (feed-forward layers of 32 units, 16 positions)"
+        assert (found.task, found.backend, found.device) == ("pretraining", "local", "cpu")
         assert (found.world_size, found.hosts, found.dtype, found.seed) == (1, 1, "float32", 0)
         assert found.options["num_steps"] == [6, 3] and found.options["lr"] == 0.01
         assert found.versions["mxnet"] and found.machine["cores"] >= 1 and found.machine["cpu"]
@@ -89,7 +84,7 @@ class TestBothStages:
         assert read_result(str(both)).parameters == sha256_of(params_path(str(both), 9))
 
     def test_a_run_that_begins_with_them_is_joined_by_them(self, both, tmp_path, capsys):
-        assert trained(tmp_path / "next", "--init_from", str(both), "--max_seq_length", "32") == 0
+        assert trained(tmp_path / "next", "--init_from", str(both)) == 0
         found = read_result(str(tmp_path / "next"))
         assert found.began_with == read_result(str(both)).parameters
         assert found.init_from == str(both) and found.steps == 6

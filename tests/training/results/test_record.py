@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from base.errors import InputError, NotFiniteError, TrainingError
+from tests.training.results.made import TUNED
 from training.results.record import (
     FAILED,
-    FINISHED,
     NO_MEMORY,
     NOT_FINITE,
     RESULTS_FILE,
     UNFINISHED,
     Recorder,
-    Result,
     Speed,
     Stage,
     held_out_scores,
@@ -29,12 +28,9 @@ from training.results.record import (
     write_result,
 )
 
-RUN = Result(
-    task="squad", model="bert_12_768_12", backend="byteps", world_size=4, hosts=2, device="cpu",
-    dtype="bfloat16", data="SQuAD 1.1", machine={"cpu": "x", "cores": 2}, versions={"mxnet": "1.9.1"},
-    options={"lr": 3e-5, "stages": None}, seed=3, batch_size=32, epochs=2.0, main_score="f1",
-    status=FINISHED, steps=100, speed=Speed(10.0, 900.0, 0.5, 60.0), wall_s=80.5, loss=1.25,
-    scores={"f1": 88.5, "exact_match": 81.0}, parameters="ab", stages=(Stage(1, steps=7), Stage(2, 512)),
+RUN = replace(
+    TUNED, hosts=2, versions={"mxnet": "1.9.1"}, options={"lr": 3e-5, "stages": None},
+    scores={"f1": 88.5, "exact_match": 81.0}, stages=(Stage(1, steps=7), Stage(2, 512)),
 )  # fmt: skip
 
 
@@ -72,7 +68,9 @@ class TestFile:
         [
             {"format": 2}, {"status": "great"}, {"model": None}, {"world_size": 0}, {"loss": "1"},
             {"scores": {"f1": "x"}}, {"speed": {"mph": 3}}, {"speed": {"step_s": True}}, {"unknown": 1},
-            {"stages": [{"stage": 1}]}, {"scores": None},
+            {"stages": [{"stage": 1}]}, {"scores": None}, {"machine": None}, {"options": None},
+            {"machine": {"memory_gib": "x"}}, {"machine": {"gpu": []}}, {"data": []}, {"began_with": [1]},
+            {"stages": [{"stage": 1, "speed": {}, "steps": []}]}, {"main_score": {}}, {"seed": True},
         ],
     )  # fmt: skip
     def test_a_damaged_file_is_named(self, tmp_path, changes):
