@@ -58,6 +58,7 @@ past NCCL and its network plug-ins (EFA). NCCL_MIN_NRINGS, which forces what NCC
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import groupby
 from typing import Mapping, Sequence
@@ -163,11 +164,19 @@ def version(program: str) -> int:
     Raises:
         InputError: it does not run, or is another MPI's.
     """
-    import subprocess  # hparams.py, which needs none of this, starts without it
+    import subprocess  # hparams.py, which needs none of these, starts without them
 
+    from base.processes import end_with_parent
+
+    parent = os.getpid()
     try:
+        # An interrupt that comes while Popen still starts the program leaves nobody who would end it.
         result = subprocess.run(
-            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=20,
+            preexec_fn=lambda: end_with_parent(parent),
         )
         said = result.stdout.decode("utf-8", "replace")
     except (OSError, subprocess.TimeoutExpired) as error:
