@@ -114,7 +114,7 @@ class FlatRing:
         spans = []
         while begin < len(messages):
             now = max(now, messages[begin].ready_s)
-            if cycle:
+            if cycle > 1e-12:  # of a shorter one the count would not be finite
                 # Ready at a cycle but for rounding is ready at it; the first is never later than its own.
                 now = max(math.ceil(now / cycle - 1e-9) * cycle, now)
             fused, tick = 0, now
