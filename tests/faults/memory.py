@@ -51,10 +51,11 @@ def slope(process: str, points: Sequence[tuple[int, int]]) -> Slope:
 
 
 def of_a_run(setting: Setting, steps: int) -> list[Slope]:
-    """Slopes of all processes of a run of `steps` steps after WARM_UP."""
+    """Slopes of all processes of a run, over `steps` steps after WARM_UP and before its end."""
     directory, job = setting.folder("run"), Job(setting)
+    end = WARM_UP + steps + steps // 100
     options = {
-        "stages": None, "data_eval": None, "max_seq_length": 16, "num_steps": WARM_UP + steps, "lr": 0.001,
+        "stages": None, "data_eval": None, "max_seq_length": 16, "num_steps": end, "lr": 0.001,
         "batch_size": 8, "num_buckets": None, "warmup_ratio": 0.1, "log_interval": 50, "progress": "none",
         "ckpt_interval": 10**6,
     }  # fmt: skip
@@ -68,10 +69,10 @@ def of_a_run(setting: Setting, steps: int) -> list[Slope]:
                 last = step
                 found = [(f"rank {number}", pid) for number, pid in enumerate(run.find(job.script.name))]
                 found += [(f"server {number}", pid) for number, pid in enumerate(run.find_role("server"))]
-                for name, pid in found:
-                    held = private_bytes(pid)
-                    if held:
-                        points.setdefault(f"{setting.launcher} {name}", []).append((step, held))
+                held = [(f"{setting.launcher} {name}", private_bytes(pid)) for name, pid in found]
+                if last_step(directory) < end:  # what the end saves and draws takes megabytes, once
+                    for name, size in held:
+                        points.setdefault(name, []).append((step, size))
         run.wait().check()
     return [slope(name, each) for name, each in points.items() if len(each) > 2]
 
