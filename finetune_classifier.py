@@ -43,7 +43,7 @@ from tasks.classification.examples import (
     joined,
 )
 from training.entry import exit_code
-from training.finetuning.beginning import Found, TaskParameters
+from training.finetuning.beginning import Found, TaskParameters, manifest_before
 from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
@@ -77,7 +77,8 @@ class TextsConfig:
         "name or position of the label (default: the usual names)", metavar="NAME"
     )
     labels: str | None = option(
-        "the classes in their order (default: those of --train_file)", metavar="A,B,..."
+        "the classes in their order (default: the fine-tuned model's, else those of --train_file)",
+        metavar="A,B,...",
     )
     regression: bool = flag("labels of own files are numbers to predict")
     predict_test: bool = flag("predict the task's test files, for a submission")
@@ -111,6 +112,17 @@ class Texts:
     name: str | None
 
 
+def check_classes(theirs: Sequence[str] | None, ours: Sequence[str]) -> None:
+    """Raises InputError where the head of a fine-tuned model has other classes than the run, or in another
+    order: its answers would have the wrong names. None: a model that does not say them."""
+    if theirs is not None and [*theirs] != [*ours]:
+        raise InputError(
+            f"the fine-tuned model knows {', '.join(theirs) or 'numbers'}, this run has "
+            f"{', '.join(ours) or 'numbers'}; give the same in the same order (--labels), or take BERT alone "
+            "with --init_from and another --output_dir"
+        )
+
+
 def read_glue(config: TextsConfig) -> Texts:
     """The examples of a task of GLUE or XNLI. Raises InputError for bad files."""
     task = find_task(str(config.task_name))
@@ -122,11 +134,11 @@ def read_glue(config: TextsConfig) -> Texts:
     return Texts(labelling, folder.train(), {**dev, **tests}, tuple(tests), task.name)
 
 
-def read_own_files(config: TextsConfig) -> Texts:
-    """The examples of own files. Raises InputError for bad files."""
+def read_own_files(config: TextsConfig, classes: Sequence[str] | None) -> Texts:
+    """The examples of own files, of `classes` where --labels names none. Raises InputError for bad files."""
     files = (config.train_file or "", config.dev_file or "", config.test_file or "")
     columns = parse_columns(config.text_columns, config.label_column)
-    labels = tuple(config.labels.split(",")) if config.labels else ()
+    labels = config.labels.split(",") if config.labels else ([] if config.regression else classes or [])
     data = read_own(*files, columns, labels, config.regression)
     sets = {"dev": data.dev, "test": data.test}
     labelling = Labelling(data.labels, own_metrics(len(data.labels)))
@@ -137,7 +149,9 @@ def read_own_files(config: TextsConfig) -> Texts:
 def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
     """The examples of the files that the options name. Raises InputError."""
     config = taken(TextsConfig, options)
-    texts = read_glue(config) if config.task_name else read_own_files(config)
+    classes = manifest_before(options, found).get("classes")
+    texts = read_glue(config) if config.task_name else read_own_files(config, classes)
+    check_classes(classes, texts.labelling.labels)
     if config.only_predict and not texts.evaluated:
         raise InputError("--only_predict needs something to evaluate: give --dev_file or --test_file")
     if options.keep_best and all(each.labels is None for each in texts.evaluated.values()):
@@ -156,6 +170,7 @@ def open_files(options: argparse.Namespace, found: Found) -> TaskFiles:
             main_score=HEADLINE,
             data_options=(*FILES, "max_seq_length", "batch_size", "accumulate"),
             evaluation_options=FILES,
+            classes=labelling.labels,
         ),
         parameters=TaskParameters(True, {"label_classifier.weight": head, "label_classifier.bias": head[:1]}),
         read=partial(read, texts, config, found.tokenizer),

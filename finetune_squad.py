@@ -18,7 +18,6 @@ if __name__ == "__main__":
     end_at_signals()  # until all is imported, which takes a second
 
 import argparse
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -42,14 +41,12 @@ from data.questions.squad_files import (
 from data.questions.windows import WindowSettings, make_windows
 from tasks.base import Task
 from tasks.squad.examples import Asked, EvaluationWindows, TrainingWindows
-from training.checkpoint import step_of
 from training.entry import exit_code
-from training.finetuning.beginning import Found, TaskParameters
+from training.finetuning.beginning import Found, TaskParameters, manifest_before
 from training.finetuning.inputs import Read, TaskFiles
 from training.finetuning.options import Script
 from training.finetuning.several import fine_tune
 from training.run_inputs import About
-from training.start.start import newest_manifest
 
 _LISTED = 5  # ids in a message
 DATA_OPTIONS = (
@@ -183,14 +180,10 @@ def _take_seed(options: argparse.Namespace, found: Found) -> list[str]:
     Raises:
         InputError: another seed is given, or nothing says which one it was.
     """
-    place, step = options.ckpt_dir, 0
-    if options.only_predict:
-        source = found.weights.source  # type: ignore[union-attr]
-        place, step = os.path.dirname(source), step_of(source) or -1
-    elif not options.resume:
+    if not (options.only_predict or options.resume):
         return []
-    manifest = newest_manifest(place or ".", step)
-    if manifest is None or "seed" not in manifest:
+    manifest = manifest_before(options, found)
+    if "seed" not in manifest:
         if options.only_predict and options.seed is None:
             raise InputError(
                 "--tune_threshold: nothing beside --model_parameters says by which seed articles were held "

@@ -167,6 +167,7 @@ class TestClassifier:
     def labelled(self, data, tmp_path_factory) -> Path:
         folder = tmp_path_factory.mktemp("labels")
         changes = {"epochs": 12, "batch_size": 16, "seed": 0, "profile": folder / "trace.json", **SURE}
+        changes["labels"] = "1,0"  # not their sorted order
         words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
         with pytest.raises(InputError, match="--test_file.*has the content of"):
             prepare(finetune_classifier.SCRIPT, words)
@@ -192,6 +193,14 @@ class TestClassifier:
             result = run.wait()
         assert result.returncode == 2
         assert "error: --num_epochs 2, or 12 steps: the checkpoint is already at step 72" in result.stderr
+
+    def test_classes_keep_their_names(self, data, labelled, tmp_path):
+        """In another order than the model's they are an error; without --labels they are the model's, which
+        the other tests here see."""
+        given = {"model": None, "vocab": None, "model_parameters": labelled}
+        for words in (classifier(data, tmp_path, **given), classifier(data, labelled, resume=True)):
+            with pytest.raises(InputError, match=r"model knows 1, 0, this run has 0, 1; give"):
+                prepare(finetune_classifier.SCRIPT, [*words, "--labels", "0,1"])
 
     def test_only_inference_is_the_last_evaluation(self, data, labelled, tmp_path):
         """The examples to predict besides are not scored."""

@@ -432,6 +432,10 @@ def _options(value: Any) -> bool:
     return all(_number(0, LARGEST)(value[name]) for name in _OF_THE_OPTIMIZER if name in value)
 
 
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
 def _is(kind: type) -> Check:
     return lambda value: isinstance(value, kind)
 
@@ -446,6 +450,7 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "vocab_size": (_whole(1, _MOST_TOKENS), "a number of tokens"),
     "vocab_sha256": (_or_none(_is_checksum), "a sha256"),
     "vocabulary": (_or_none(_is(dict)), "an object"),
+    "classes": (_or_none(_names), "a list of names"),
     "stage": (_or_none(_whole(1, 2)), "1, 2 or null"),
     "begun": (_whole(0, MOST), "a whole number of steps"),
     "num_steps": (_or_none(_whole(1, MOST)), "a whole number of steps"),

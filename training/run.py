@@ -136,6 +136,7 @@ class Run:
             "vocab_size": self.inputs.vocab_size,
             "vocab_sha256": vocabulary.sha256 if vocabulary else None,
             "vocabulary": self.saved_vocabulary,
+            "classes": self.inputs.about.classes,
             "stage": self.start.stage,
             "begun": self.start.begun,
             "num_steps": self.plan.num_steps,

@@ -67,6 +67,7 @@ class About:
             without training has a results.json of its own.
         data_options: names of the options that a position in the data depends on.
         evaluation_options: names of the options that say what is evaluated on; empty without evaluation.
+        classes: names of a classifier's classes in their order, none for numbers; None for other heads.
     """
 
     data: str | None = None
@@ -74,6 +75,7 @@ class About:
     main_score: str | None = None
     data_options: Sequence[str] = ()
     evaluation_options: Sequence[str] = ()
+    classes: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ WRONG: dict[str, list[Any]] = {
     "vocab_size": [2**62],
     "vocab_sha256": [5],
     "vocabulary": ["vocab.txt"],
+    "classes": ["yes,no", [5]],
     "training_s": [math.nan, "long"],
     "wall_s": [1e300, 10**400],
     "ckpt_interval": [0],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from base.command_line import path_name
 from base.errors import InputError
@@ -16,8 +18,10 @@ from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import load_vocab
+from training.checkpoint import step_of
 from training.start.initial import Initial, with_vocabulary
 from training.start.pretrained import PretrainedConfig, described_tokenizer, find_described
+from training.start.start import newest_manifest
 
 INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 
@@ -92,6 +96,16 @@ def find_beginning(config: BeginningConfig) -> Found:
     file = config.described.config_file
     stdev = file.initial_stdev if file else None
     return Found(weights.config, weights.vocab_size, tokenizer, weights, flag, stdev, anew)
+
+
+def manifest_before(options: argparse.Namespace, found: Found) -> dict[str, Any]:
+    """The manifest of the fine-tuned checkpoint that the run goes on from, or evaluates; empty where there is
+    none, or none that can be read."""
+    manifest = newest_manifest(options.ckpt_dir) if options.resume else None
+    if manifest is None and options.model_parameters and found.weights is not None:
+        source = found.weights.source
+        manifest = newest_manifest(os.path.dirname(source) or ".", step_of(source) or -1)
+    return manifest or {}
 
 
 def _random(config: BeginningConfig) -> Found:
