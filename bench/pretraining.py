@@ -267,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         print(prepare(options, settings, folder), flush=True)
         trainings, running = measure(settings, folder, options.torch_python)
-    figures = compare(trainings, options.chunk) if {OURS, TORCH} <= set(trainings) else {}
+    both = 0 in trainings.get(OURS, {}) and TORCH in trainings
+    figures = compare(trainings, options.chunk) if both else {}
     for name, by_seed in trainings.items():
         for seed, training in by_seed.items():
             print(

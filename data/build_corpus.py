@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 from typing import Any, Iterable, Iterator, Sequence
 
-from base.command_line import OptionParser, path_name, path_names, whole
+from base.command_line import OptionParser, code_of, path_name, path_names, whole
 from base.errors import InputError
 from base.progress import Printed
 from data.debian import SOURCES, Package, Source, fetch_package
@@ -214,4 +214,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -17,7 +17,7 @@ from typing import IO, Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, path_names
+from base.command_line import OptionParser, code_of, path_name, path_names
 from base.errors import InputError
 from data.formats.files import write_instances
 from data.formats.npz import BoundedFile, read_header
@@ -188,4 +188,4 @@ def _numbers(row: _StandInArray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

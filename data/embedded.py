@@ -21,7 +21,7 @@ from typing import Any, Iterator, List, Mapping, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, whole
+from base.command_line import OptionParser, code_of, path_name, whole
 from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
@@ -225,4 +225,4 @@ def _write_documents(path: str, documents: list[Document]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
-from base.command_line import OptionParser, num_processes, path_name, path_names
+from base.command_line import OptionParser, code_of, num_processes, path_name, path_names
 from base.errors import InputError
 from base.options import add_options, options_in, taken
 from base.progress import Printed
@@ -247,4 +247,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -23,7 +23,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
-from base.command_line import OptionParser, count, path_name, path_names, whole
+from base.command_line import OptionParser, code_of, count, path_name, path_names, whole
 from base.errors import InputError
 from base.files import replacing
 from base.options import add_options, taken
@@ -327,4 +327,4 @@ def _train(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -27,7 +27,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, matching, path_name, shown, whole
+from base.command_line import CommandParser, code_of, matching, path_name, shown, whole
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD
 from base.sealed import TOKEN_BYTES
@@ -303,4 +303,4 @@ def _check_backend(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

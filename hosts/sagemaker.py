@@ -24,7 +24,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, matching, whole
+from base.command_line import CommandParser, code_of, matching, whole
 from base.errors import InputError
 from base.launchers import HVD
 from hosts.mpirun import variables
@@ -159,4 +159,4 @@ def _call(args: argparse.Namespace, own: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

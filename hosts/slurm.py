@@ -28,7 +28,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, matching, path_name, whole
+from base.command_line import CommandParser, code_of, matching, path_name, whole
 from base.errors import InputError
 from base.launchers import HVD
 from hosts.networks import RULE, TCP, Network, read_network
@@ -173,4 +173,4 @@ def _directives(args: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -13,7 +13,7 @@ import random
 import sys
 from typing import Sequence
 
-from base.command_line import OptionParser, count, path_name, positive_int
+from base.command_line import OptionParser, code_of, count, path_name, positive_int
 from base.errors import InputError
 from base.files import replacing
 from data.text.corpus import documents, expand_inputs
@@ -96,4 +96,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -23,7 +23,7 @@ from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, finite, path_name
+from base.command_line import OptionParser, code_of, finite, path_name
 from base.errors import InputError
 from data.questions.answers import read_null_odds, read_predictions
 from data.questions.squad_files import Questions, read_questions
@@ -212,4 +212,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))

@@ -11,7 +11,6 @@ separated word, and so are the places of its tokens in it.
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -37,9 +36,9 @@ from data.tokenizing.tokenizer import (
 )
 from data.tokenizing.vocab import Vocabulary
 
-_SPACES = "".join(
+_SPACES = "".join(  # U+3000 is the last in Unicode; to look at all of it would take a tenth of a second
     character
-    for character in map(chr, range(sys.maxunicode + 1))
+    for character in map(chr, range(0x3001))
     if character.isspace() and character not in NOT_BETWEEN_WORDS
 )
 _BETWEEN_WORDS = re.compile(f"([{re.escape(_SPACES)}]+)")
