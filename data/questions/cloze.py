@@ -20,7 +20,16 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, count, path_name, path_names, positive_int, probability, rate
+from base.command_line import (
+    OptionParser,
+    code_of,
+    count,
+    path_name,
+    path_names,
+    positive_int,
+    probability,
+    rate,
+)
 from base.errors import InputError
 from base.files import replacing
 from base.options import add_options, option, options_in, taken
@@ -268,4 +277,4 @@ def _run(options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(code_of(main))
