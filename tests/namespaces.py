@@ -78,16 +78,16 @@ class TwoHosts:
     holders: tuple[int, ...]
     shells: tuple[int, ...]
 
-    def cut(self) -> None:
-        """Takes the second host's wire out: nothing arrives any more, nobody is notified. The agent cannot
-        reach the host; what it has started there goes on hearing it."""
-        self._down(1).touch()
-        set_wire(self.holders[1], "down")
+    def cut(self, host: int = 1) -> None:
+        """Takes a host's wire out: nothing arrives any more, nobody is notified. The agent cannot reach the
+        host; what it has started there goes on hearing it."""
+        self._down(host).touch()
+        set_wire(self.holders[host], "down")
 
-    def mend(self) -> None:
+    def mend(self, host: int = 1) -> None:
         """Puts the wire back."""
-        set_wire(self.holders[1], "up")
-        self._down(1).unlink()
+        set_wire(self.holders[host], "up")
+        self._down(host).unlink()
 
     def lose(self, host: int) -> None:
         """Kills all processes of a host, and lets the agent fail for it."""

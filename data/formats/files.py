@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import ExitStack
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
 from base.files import replacing
-from data.formats import hdf5, npz, record_files
+from data.formats import npz, record_files
 from data.formats.records import (
     BLOCK_INSTANCES,
     LostRows,
@@ -24,7 +24,6 @@ from data.formats.records import (
 from data.options import MAX_POSITIONS
 
 FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
-_OF_COLUMNS = {"npz": npz, "hdf5": hdf5}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FIRST = 4096  # bytes looked at
 _OTHERS = (
@@ -122,26 +121,37 @@ def _is_text(start: bytes) -> bool:
     return all(character.isprintable() or character in "\t\n\r\f" for character in text)
 
 
+def _of_columns(format: str) -> Any:
+    """The module of a format that has columns, None for one that has records."""
+    if format == "hdf5":
+        from data.formats import hdf5  # h5py takes 50 ms, which only such a file needs
+
+        return hdf5
+    return npz if format == "npz" else None
+
+
 def peek(path: str) -> tuple[int, int]:
     """Tokens and masked positions of a row, padding included, from headers or the first record alone.
 
     Raises InputError for a file of no known format, or damaged there.
     """
     kind = identify(path)
-    if kind.format not in _OF_COLUMNS:
+    module = _of_columns(kind.format)
+    if module is None:
         return record_files.peek(path, *kind)
     with ExitStack() as stack:
-        _, (_, width, predictions) = _OF_COLUMNS[kind.format].open_columns(path, stack)
+        _, (_, width, predictions) = module.open_columns(path, stack)
     return width, predictions
 
 
 def _blocks(path: str, report: Report) -> Iterator[RawBlock]:
     kind = identify(path)
-    if kind.format not in _OF_COLUMNS:
+    module = _of_columns(kind.format)
+    if module is None:
         yield from record_files.blocks(path, *kind, report)
         return
     with ExitStack() as stack:
-        columns, (count, _, _) = _OF_COLUMNS[kind.format].open_columns(path, stack)
+        columns, (count, _, _) = module.open_columns(path, stack)
         for first in range(0, count, BLOCK_INSTANCES):
             stop = min(first + BLOCK_INSTANCES, count)
             try:
@@ -213,13 +223,12 @@ def write_instances(path: str, format: str, rows: PretrainingArrays, compress: b
     count = rows.valid_lengths.shape[0]
     if not count:
         raise InputError(f"{path}: there are no instances to write")
+    module = _of_columns(format)
     if format == "hdf5":
-        hdf5.check_expressible(path, rows)
+        module.check_expressible(path, rows)
     with replacing(path) as handle:
-        if format == "npz":
-            npz.write(handle, rows, compress)
-        elif format == "hdf5":
-            hdf5.write(handle.name, rows, compress)
-        else:
+        if module is None:
             record_files.write(handle, rows, format, compress)
+        else:
+            module.write(handle, rows, compress)
     return count

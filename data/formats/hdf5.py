@@ -16,7 +16,7 @@ import io
 import math
 import os
 from contextlib import ExitStack
-from typing import Any, Mapping
+from typing import IO, Any, Mapping
 
 import h5py
 import numpy as np
@@ -91,9 +91,9 @@ class _Sink(io.FileIO):
             raise self.error
 
 
-def write(path: str, rows: PretrainingArrays, compress: bool = True) -> None:
-    """Write the datasets as NVIDIA's script does, int32 and int8, to `path`, an empty file."""
-    with _Sink(path, "r+") as sink:
+def write(handle: IO[bytes], rows: PretrainingArrays, compress: bool = True) -> None:
+    """Write the datasets as NVIDIA's script does, int32 and int8, to the file of `handle`, which is empty."""
+    with _Sink(handle.name, "r+") as sink:
         with h5py.File(sink, "w", locking=False) as file:
             places = np.arange(rows.input_ids.shape[1])
             for name in FIELDS:

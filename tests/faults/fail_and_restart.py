@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from hosts.launching.saved import logged_step
 from tests.faults.disks import fill, small_disk
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import (
+    LOST_STATES,
     ONE_THREAD,
     SCRIPTS,
     Job,
@@ -184,31 +186,38 @@ class Attack:
 
         how, _, who = kind.partition(" ")
         restarted = self.directory / "restarts.jsonl"
-        hosts = [ADDRESSES, *(each["hosts"] for each in json_lines(restarted))][-1]
-        second = [*ADDRESSES, SPARE_ADDRESS].index(hosts[1])
+        numbers = [self._host_of(rank) for rank in (0, 1)]
+        hosts, second = [[*ADDRESSES, SPARE_ADDRESS][number] for number in numbers], numbers[1]
+        filled = self.directory.parent / "filled"
         begun = time.monotonic()
-        if kind == FULL_DISK:
-            filled = self.directory.parent / "filled"
-            fill(filled)
-            wait(lambda: look() or again())
-            filled.unlink()
-        elif kind == CUT:
-            silent = run.stderr().count("does not answer")
-            self.hosts.cut()
-            wait(lambda: look() or run.stderr().count("does not answer") > silent)
-            self.hosts.mend()
-        elif kind == LOST:
-            self.hosts.lose(second)
-        else:
-            victim = find(run, self.setting.launcher, int(who) if who.isdigit() else who)
-            begun = time.monotonic()
-            os.kill(victim, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        with ExitStack() as undo:  # also where the run does not go on: the next failure shall be the only one
+            if kind == FULL_DISK:
+                undo.callback(filled.unlink)
+                fill(filled)
+                wait(lambda: look() or again())
+            elif kind == CUT:
+                undo.callback(self.hosts.mend, second)
+                silent = run.stderr().count("does not answer")
+                self.hosts.cut(second)
+                wait(lambda: look() or run.stderr().count("does not answer") > silent)
+            elif kind == LOST:
+                undo.callback(self.hosts.give_back, second)
+                self.hosts.lose(second)
+                wait(look)
+            else:
+                victim = find(run, self.setting.launcher, int(who) if who.isdigit() else who)
+                begun = time.monotonic()
+                os.kill(victim, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         wait(look)
-        if kind == LOST:
-            self.hosts.give_back(second)
         phases = {name: end - start for name, start, end in zip(PHASES, [begun, *times], times)}
         record = next((each for each in json_lines(restarted) if each.get("restart") == restarts + 1), {})
         return Recovery(kind, hosts, record, phases)
+
+    def _host_of(self, rank: int) -> int:
+        """The number of the host of a rank, which may be the spare one."""
+        pid = find(self.run, self.setting.launcher, rank)
+        networks = [os.stat(f"/proc/{each}/ns/net").st_ino for each in (pid, *self.hosts.holders)]
+        return networks.index(networks[0], 1) - 1
 
     def _ranks(self) -> list[int]:
         return self.run.find(SCRIPTS[self.setting.launcher])
@@ -258,8 +267,10 @@ PROGRAM = Program(
     cases=cases,
     attempt=attempt,
     damages={
-        "a restarted run begins at an older checkpoint's data": Damage(
-            named(failures=1, seed=1), "not the undisturbed run's", moved(1)
+        name: Damage(named(failures=1, seed=1), "not the undisturbed run's", patch)
+        for name, patch in (
+            ("a restarted run begins at an older checkpoint's data", moved(1)),
+            ("the optimizer's states begin anew", LOST_STATES),
         )
     },
     note="mpirun and BytePS only, which hosts/launch.py starts; two hosts, network namespaces of one machine",

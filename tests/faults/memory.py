@@ -133,13 +133,14 @@ def growth_of(
 # --- The figure.
 
 
-PATCH = """
+def leak(size: int) -> str:
+    """Python that has each step keep so many bytes."""
+    return f"""
 import training.step
 kept = []
 call = training.step.TrainStep.__call__
 def leaking(self, *given, **named):
-    kept.append(bytearray(2048))
-    kept[-1][::64] = bytes([1]) * 32
+    kept.append(bytearray(b"x" * {size}))
     return call(self, *given, **named)
 training.step.TrainStep.__call__ = leaking
 """
@@ -161,5 +162,8 @@ PROGRAM = Program(
     seconds=400,
     cases=lambda setting: [named(steps=20_000)],
     attempt=attempt,
-    damages={"a step leaves 2 KB": Damage(named(steps=2000), "bytes a step", PATCH)},
+    damages={
+        "a step leaves 2 KB": Damage(named(steps=2000), "bytes a step", leak(2000)),
+        "a step leaves 100 bytes": Damage(named(steps=2000), "bytes a step", leak(40)),  # an object has 57
+    },
 )

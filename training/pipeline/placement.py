@@ -96,12 +96,6 @@ def replica_groups(slots_per_host: Sequence[int], stages: int, placement: str) -
     return tuple(tuple(ranks[begin : begin + stages]) for begin in range(0, size, stages))
 
 
-def stage_groups(slots_per_host: Sequence[int], stages: int, placement: str) -> tuple[tuple[int, ...], ...]:
-    """The global ranks that hold each stage, in the order of their replicas. For the arguments and errors see
-    `replica_groups`."""
-    return tuple(zip(*replica_groups(slots_per_host, stages, placement)))
-
-
 def coordinates_of(rank: int, slots_per_host: Sequence[int], stages: int, placement: str) -> Coordinates:
     """The coordinates of a global rank. For the arguments and errors see `replica_groups`."""
     replicas = replica_groups(slots_per_host, stages, placement)
