@@ -1,6 +1,6 @@
 """Goodput: something fails every minute in a run under hosts/launch.py, which starts it again each time, on
 the same hosts, or with a spare one for a host that is lost. Counted is what the steps that it has taken last
-undisturbed, in all of the time from the launcher's start to its end."""
+undisturbed, in all of the time from the launcher's start to its end. A failure costs one step at most."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     step = statistics.median(times[one + 1] - times[one] for one in times if one + 1 in times)
     goodput = len(times) * step / seconds
     texts += [misreported(each) for each in recoveries]
+    lost = [(each.kind, each.record["lost_steps"]) for each in recoveries if each.record]
+    texts += [f"{kind}: {steps} steps are lost" for kind, steps in lost if steps > 1]
     texts += ["" if result.returncode == 143 else result.describe(1500)]
     texts += ["" if goodput >= LEAST else f"goodput is {goodput:.1%}"]
     measured = (
@@ -113,7 +115,9 @@ PROGRAM = Program(
     attempt=attempt,
     damages={
         "a restart takes 20 s more": Damage(named(minutes=4, spare=0, seed=1), "goodput is", SLEEPS),
-        "nobody saves the last step": Damage(named(minutes=4, spare=0, seed=1), "goodput is", NOT_RESCUED),
+        "nobody saves the last step": Damage(
+            named(minutes=4, spare=0, seed=1), "steps are lost", NOT_RESCUED
+        ),
     },
     by_hand=True,
 )
