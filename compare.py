@@ -31,21 +31,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 from comparison.backends import BACKENDS, Backend
 from comparison.campaign import code_of
-from comparison.emulation.command import emulate
-from comparison.merge import merge
-from comparison.messages.command import compare_messages
 from comparison.options import EmulationOptions, MergeOptions, MessagesOptions, RunsOptions, parse_options
 from comparison.projection.command import ProjectionOptions, project
-from comparison.runs.command import compare_runs
 from training.entry import exit_code
-
-_COMPARISONS: Mapping[type, Callable[[Any], int]] = {
-    RunsOptions: compare_runs,
-    MessagesOptions: compare_messages,
-    ProjectionOptions: project,
-    EmulationOptions: emulate,
-    MergeOptions: merge,
-}
 
 
 def main(arguments: Sequence[str], backends: Mapping[str, Backend] = BACKENDS) -> int:
@@ -58,13 +46,26 @@ def main(arguments: Sequence[str], backends: Mapping[str, Backend] = BACKENDS) -
         InputError: before any work.
     """
     options = parse_options(arguments, backends, __doc__)
+    # Only now: a wrong option is said in half the time.
+    from comparison.emulation.command import emulate
+    from comparison.merge import merge
+    from comparison.messages.command import compare_messages
+    from comparison.runs.command import compare_runs
+
+    comparisons: Mapping[type, Callable[[Any], int]] = {
+        RunsOptions: compare_runs,
+        MessagesOptions: compare_messages,
+        ProjectionOptions: project,
+        EmulationOptions: emulate,
+        MergeOptions: merge,
+    }
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)  # SIGTERM: the meaning of Ctrl-C, with another exit code
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        return _COMPARISONS[type(options)](options)
+        return comparisons[type(options)](options)
     except KeyboardInterrupt as interrupt:
         return code_of(interrupt)
     finally:

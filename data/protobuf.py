@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
 
 def message_types(messages: Mapping[str, Mapping[str, tuple[int, str]]]) -> dict[str, Any]:
     """The class of each message by name, in a pool of their own, so that they cannot clash with TensorFlow's
@@ -16,6 +14,8 @@ def message_types(messages: Mapping[str, Mapping[str, tuple[int, str]]]) -> dict
     or the name of a message; "repeated" before it makes a list, "map" a map from strings to messages; of
     the fields with "oneof" before it only one is set, which the message calls its "kind".
     """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # 30 ms, which few need
+
     # proto3 packs repeated numbers when it writes; either form is read.
     file = descriptor_pb2.FileDescriptorProto(name="messages.proto", package="messages", syntax="proto3")
     types = descriptor_pb2.FieldDescriptorProto

@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_object
 from bert.configuration import BertConfig, recorded_config
 from bert.flops import BACKWARD, forward_flops, size_of
-from comparison.runs.record import PROFILED, TIMED, Record
 from training.profiling.trace import OPTIMIZER
+
+if TYPE_CHECKING:
+    from comparison.runs.record import Record
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary
 FORWARD_SHARE = 1 / (1 + BACKWARD)  # of the time of a forward and backward pass
@@ -167,6 +169,8 @@ def read_measured(path: str) -> tuple[BertConfig, Workload]:
 
 
 def _measured(path: str, report: Mapping[str, Any]) -> tuple[BertConfig, Workload]:
+    from comparison.runs.record import PROFILED, TIMED, Record  # reads checkpoints, with NumPy
+
     records = [Record.from_json(each) for each in report["launches"]]
     facts = report["facts"]
     vocab_size, accumulate = int(facts["vocab_size"]), int(facts.get("accumulate") or 1)

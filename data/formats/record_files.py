@@ -17,7 +17,6 @@ import zlib
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any, Iterator, NamedTuple
 
-import crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 
@@ -95,6 +94,8 @@ class _Unpacked(io.RawIOBase):
 
 def masked_crc(data: bytes | memoryview) -> int:
     """TFRecord's checksum: CRC-32C rotated right by 15 bits plus a constant, modulo 2**32."""
+    import crc32c  # 20 ms, which other formats do not need
+
     crc = crc32c.crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -26,6 +26,7 @@ from itertools import chain
 from typing import Any, Callable, Protocol, Sequence
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -33,6 +34,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.errors import InputError
 from base.files import sha256_of
+from data.protobuf import message_types
 from data.text.sentences import UNKNOWN
 from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary, vocabulary_from_pieces
 
@@ -233,10 +235,6 @@ def check_model(content: bytes, path: str) -> None:
     looking where steps lead, so that a damaged table ends the process with a segmentation fault.
     Raises InputError naming `path`, also for what is no model at all.
     """
-    from google.protobuf.message import DecodeError  # 40 ms, which only --sentencepiece needs
-
-    from data.protobuf import message_types
-
     sound = False
     if 0 < len(content) <= MAX_MODEL_BYTES:
         with contextlib.suppress(DecodeError):
