@@ -12,16 +12,13 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_object
 from bert.configuration import BertConfig, recorded_config
 from bert.flops import BACKWARD, forward_flops, size_of
 from training.profiling.trace import OPTIMIZER
-
-if TYPE_CHECKING:
-    from comparison.runs.record import Record
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary
 FORWARD_SHARE = 1 / (1 + BACKWARD)  # of the time of a forward and backward pass
@@ -212,6 +209,6 @@ def _measured(path: str, report: Mapping[str, Any]) -> tuple[BertConfig, Workloa
     )
 
 
-def _median(launches: Sequence[Record], value: Any) -> float:
-    """Over the launches, of each launch's median."""
+def _median(launches: Sequence[Any], value: Any) -> float:
+    """Over the launches, Records, of each launch's median."""
     return statistics.median(statistics.median(value(line) for line in each.intervals) for each in launches)
