@@ -210,5 +210,5 @@ def _measured(path: str, report: Mapping[str, Any]) -> tuple[BertConfig, Workloa
 
 
 def _median(launches: Sequence[Any], value: Any) -> float:
-    """Over the launches, Records, of each launch's median."""
+    """Over the launches (Records), of each launch's median."""
     return statistics.median(statistics.median(value(line) for line in each.intervals) for each in launches)
