@@ -75,11 +75,15 @@ def explain_missing() -> None:
     def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, ModuleNotFoundError):
             return sys.__excepthook__(kind, error, trace)
-        remedy = "run `make setup` once, then .venv/bin/python in its place"
-        print(f"error: {sys.executable} has no {error.name}; {remedy}", file=sys.stderr)
+        print(f"error: {missing(error)}", file=sys.stderr)
         sys.exit(2)
 
     sys.excepthook = say
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """A message for a library that is not installed."""
+    return f"{sys.executable} has no {error.name}; run `make setup` once, then .venv/bin/python in its place"
 
 
 def not_loaded(library: str, error: BaseException) -> InputError:

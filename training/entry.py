@@ -12,7 +12,7 @@ from typing import Callable, NoReturn
 
 from base import failures, notify
 from base.command_line import code_of
-from base.errors import RUN_AGAIN, InputError, TrainingError, lack_of_memory
+from base.errors import RUN_AGAIN, InputError, TrainingError, lack_of_memory, missing
 from base.launchers import launched_rank
 from base.memory import address_limit
 from comm.base import CommunicationError, abort
@@ -48,6 +48,8 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     except InputError as error:
         kind = failures.kind_of(error)  # DISK: no room for run.lock, say, which another start may find
         _fail(str(error), *((1, kind) if kind == failures.DISK else (2, failures.BAD_OPTION)))
+    except ModuleNotFoundError as error:  # that is imported late, where it is needed
+        _fail(missing(error), 2, failures.BAD_OPTION)
     except CommunicationError as error:
         _fail(str(error), 1, failures.PASSING)
     except TrainingError as error:

@@ -68,6 +68,18 @@ def test_a_broken_pipe_of_another_program_is_an_error():
     assert raising("BrokenPipeError").returncode == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("numpy", "run_pretraining_hvd.py"), ("tqdm", "compare.py", "--dry_run")], ids=["early", "late"]
+)
+def test_a_missing_library_is_one_line(words):
+    """The second script imports it after its options are checked."""
+    library, *arguments = words
+    code = f"import runpy, sys; sys.modules['{library}'] = None; sys.argv = {arguments}; "
+    result = limited(None, ["-c", f"{code}runpy.run_path(sys.argv[0], run_name='__main__')"])
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert f" has no {library}; run `make setup` once" in result.stderr
+
+
 def test_a_missing_gpu_driver_is_one_line():
     """The loader's error for a library that needs another one, as libmxnet.so does."""
     result = raising("OSError('libcuda.so.1: cannot open shared object file: No such file or directory')")
