@@ -80,7 +80,7 @@ def faults(hosts: SshHosts, setting: Setting, way: str) -> str:
             continue  # BytePS needs none
         with tempfile.TemporaryDirectory(prefix="ssh-fault-") as place, make(hosts, Path(place)):
             begun = Path(place, "begun")
-            ssh = f"{hosts.ssh} -o ConnectTimeout=1"
+            ssh = f"{hosts.ssh} {PASSING.get(name, '-o ConnectTimeout=300')}"
             words = launcher(hosts, "--backend", backend, number=len(hosts.holders), ssh=ssh)
             result = run_command([*words, "--", sys.executable, "-c", f"open({str(begun)!r}, 'w')"], env=ENV)
             code = 1 if name in PASSING else 2
