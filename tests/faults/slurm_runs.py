@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
-from tests.faults.jobs import SCRIPTS, Job, json_lines, metrics
+from tests.faults.jobs import Job, json_lines, metrics, moved
 from tests.processes import run_command, until
 from tests.slurm_cluster import Cluster, slurm_cluster
 
@@ -67,7 +67,8 @@ def steps_in(cluster: Cluster, setting: Setting) -> int:
 
 def submitted(cluster: Cluster, setting: Setting, name: str, steps: int, *more: str) -> str:
     """Writes a script, as a user does, and submits it."""
-    own = Job(setting).words(
+    run = Job(setting)
+    own = run.words(
         cluster.folder / name, stages=None, data_eval=None, resume=None, max_seq_length=16, batch_size=8,
         num_buckets=None, num_steps=steps, lr=0.02, warmup_ratio=0.2, ckpt_interval=max(20, steps // 4),
     )  # fmt: skip
@@ -75,7 +76,7 @@ def submitted(cluster: Cluster, setting: Setting, name: str, steps: int, *more: 
     words: list[Any] = ["hosts/slurm.py", "--backend", backend, "--nodes", 2, "--tasks_per_node", 1]
     words += ["--notice", 120, "--name", name, "--interface", "wire0", "--python", sys.executable, *more]
     words += ["--requeues", 0] if setting.damage == NEVER else []
-    words += ["--sbatch", f"output={cluster.folder}/{name}.out", "--", SCRIPTS[setting.launcher], *own]
+    words += ["--sbatch", f"output={cluster.folder}/{name}.out", "--", run.script, *own]
     script = cluster.folder / f"{name}.sbatch"
     script.write_text(run_command([sys.executable, *map(str, words)]).check().stdout, encoding="utf-8")
     return cluster.submit(script)
@@ -113,6 +114,9 @@ PROGRAM = Program(
     backends=("hvd_mpi", "byteps"),
     cases=lambda setting: [named(way=way) for way in WAYS],
     attempt=attempt,
-    damages={NEVER: Damage(named(way="notice"), "FAILED|never queued again")},
+    damages={
+        NEVER: Damage(named(way="notice"), "FAILED|never queued again"),
+        "a job queued again begins at other data": Damage(named(way="notice"), "other bits", moved(1)),
+    },
     by_hand=True,
 )

@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import (
+    LOST_STATES,
     Job,
     differences,
     metrics,
@@ -186,8 +187,10 @@ PROGRAM = Program(
     cases=cases,
     attempt=attempt,
     damages={
-        "a restarted run begins at an older checkpoint's data": Damage(
-            named(hosts=2, way="kill"), "other bits", moved(1)
+        name: Damage(named(hosts=2, way="kill"), "not the undisturbed run's", patch)
+        for name, patch in (
+            ("a restarted run begins at an older checkpoint's data", moved(1)),
+            ("the optimizer's states begin anew", LOST_STATES),
         )
     },
     by_hand=True,
