@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes import ROOT, run_command
 from training.hours import MASKED, RECIPES, main, options, recipe
-from training.options import parse_options, run_config
+from training.options import parse_options, stage_config, stage_options
 
 # Of a `make test` that this test runs in.
 FOREIGN = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "BACKEND", "NP"))
@@ -30,15 +30,22 @@ def test_the_table_begins_at_nothing_and_rises():
 @pytest.mark.parametrize("hours", [0.1, 0.5, *(each.hours for each in RECIPES if each.hours), 24])
 def test_the_pretraining_scripts_take_the_options(hours):
     words = [*options(hours, bfloat16=True), "--raw", "--data", "text", "--vocab", "v", "--ckpt_dir", "r"]
-    config = run_config(parse_options(words, ""))
+    first, second = map(stage_config, stage_options(parse_options(words, "")))
     chosen = recipe(hours)
-    assert config.model.name == chosen.model and config.model.dtype == "bfloat16"
-    assert config.optimization.budget_hours == hours
-    masking = config.data.masking
-    assert masking.max_seq_length == chosen.max_seq_length
-    # Room for every masked token of the longest sequence: the share is what is asked for.
-    assert abs(masking.max_predictions_per_seq - MASKED * chosen.max_seq_length) <= 0.5
-    assert 5 <= hours * 3600 / chosen.step_s / config.checkpoint.ckpt_interval <= 40
+    assert first.optimization.budget_hours + second.optimization.budget_hours == pytest.approx(
+        hours, rel=1e-4
+    )
+    # One decay, in which nothing jumps where the share of masked tokens does.
+    assert first.optimization.lr == chosen.lr and first.optimization.end_lr == second.optimization.lr
+    assert second.optimization.warmup_ratio == second.optimization.end_lr == 0
+    assert second.start.keep_optimizer_state
+    for config, share in zip((first, second), MASKED):
+        assert config.model.name == chosen.model and config.model.dtype == "bfloat16"
+        masking = config.data.masking
+        assert masking.max_seq_length == chosen.max_seq_length and masking.masked_lm_prob == share
+        # Room for every masked token of the longest sequence: the share is what is asked for.
+        assert abs(masking.max_predictions_per_seq - share * chosen.max_seq_length) <= 0.5
+    assert 5 <= hours * 3600 / chosen.step_s / first.checkpoint.ckpt_interval <= 40
 
 
 def test_without_products_of_bfloat16_it_is_float32():
