@@ -20,6 +20,7 @@ from base.machine import multiplies_bfloat16
 # Ankner et al. (arXiv:2305.15096) lower the share step by step; docs/notebook/hours.md has what was tried.
 MASKED = (0.4, 0.15)
 FIRST = 0.7  # of the hours
+LENGTH = 64  # tokens of a sequence at most
 EVALUATIONS = 20  # and checkpoints of a run, about
 
 
@@ -31,7 +32,6 @@ class Recipe(NamedTuple):
 
     hours: float
     model: str
-    max_seq_length: int
     tokens: int
     lr: float
     step_s: float
@@ -40,9 +40,9 @@ class Recipe(NamedTuple):
 # The first two rows are measured. The third is the next size, from where it sees about 20 tokens for each
 # weight of its layers (Hoffmann et al. 2022, arXiv:2203.15556).
 RECIPES = (
-    Recipe(0.0, "bert_4_256_4", 64, 1024, 0.001, 0.08),
-    Recipe(0.5, "bert_4_256_4", 64, 2048, 0.0014, 0.13),
-    Recipe(2.0, "bert_8_256_4", 64, 2048, 0.001, 0.25),
+    Recipe(0.0, "bert_4_256_4", 1024, 0.001, 0.08),
+    Recipe(0.5, "bert_4_256_4", 2048, 0.0014, 0.13),
+    Recipe(2.0, "bert_8_256_4", 2048, 0.001, 0.25),
 )
 
 
@@ -58,10 +58,10 @@ def options(hours: float, bfloat16: bool) -> list[str]:
     """
     chosen = recipe(hours)
     steps, between = hours * 3600 / chosen.step_s, (1 - FIRST) * chosen.lr
-    predictions = [round(share * chosen.max_seq_length) for share in MASKED]
+    predictions = [round(share * LENGTH) for share in MASKED]
     return [
         *("--model", chosen.model, "--dtype", "bfloat16" if bfloat16 else "float32", "--dropout", "0"),
-        *("--stages", "both", "--keep_optimizer_state", "--max_seq_length", str(chosen.max_seq_length)),
+        *("--stages", "both", "--keep_optimizer_state", "--max_seq_length", _pair(LENGTH, LENGTH)),
         *("--masked_lm_prob", _pair(*MASKED), "--max_predictions_per_seq", _pair(*predictions)),
         # Pairs took 8 million tokens to leave the first plateau, single sentences one.
         *("--single_sentences", "--batch_size", str(chosen.tokens), "--use_avg_len"),

@@ -11,6 +11,7 @@ from typing import Iterable, Mapping
 
 import numpy as np
 
+from base.command_line import Pair
 from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
@@ -212,7 +213,7 @@ def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
                 "second stage is there to learn longer positions; exchange them, or train the shorter ones "
                 "as a run of its own with --init_from"
             )
-        if long == short:
+        if long == short and not isinstance(begun.given["max_seq_length"], Pair):  # a pair is meant so
             said = f"both stages have sequences of {short} tokens; the paper's have 128, then 512 "
             checked[0] = (begun, replace(first, messages=(f"{said}(--max_seq_length 128,512)",)))
     return [Part(config, inputs) for config, inputs in checked]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.processes import ROOT, run_command
-from training.hours import MASKED, RECIPES, main, options, recipe
+from training.hours import LENGTH, MASKED, RECIPES, main, options, recipe
 from training.options import parse_options, stage_config, stage_options
 
 # Of a `make test` that this test runs in.
@@ -42,9 +42,9 @@ def test_the_pretraining_scripts_take_the_options(hours):
     for config, share in zip((first, second), MASKED):
         assert config.model.name == chosen.model and config.model.dtype == "bfloat16"
         masking = config.data.masking
-        assert masking.max_seq_length == chosen.max_seq_length and masking.masked_lm_prob == share
+        assert masking.max_seq_length == LENGTH and masking.masked_lm_prob == share
         # Room for every masked token of the longest sequence: the share is what is asked for.
-        assert abs(masking.max_predictions_per_seq - share * chosen.max_seq_length) <= 0.5
+        assert abs(masking.max_predictions_per_seq - share * LENGTH) <= 0.5
     assert 5 <= hours * 3600 / chosen.step_s / first.checkpoint.ckpt_interval <= 40
 
 

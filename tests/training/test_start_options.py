@@ -149,6 +149,8 @@ class TestDirectories:
             parts_of(tmp_path, corpus, max_seq_length="32,16")
         (part, _) = parts_of(tmp_path, corpus, max_seq_length=32)
         assert "both stages have sequences of 32 tokens" in part.inputs.messages[0]
+        (part, _) = parts_of(tmp_path, corpus, max_seq_length="32,32")
+        assert part.inputs.messages == ()
         (part, second) = parts_of(tmp_path, corpus, max_seq_length=None)
         assert part.inputs.messages == ()
         assert (part.inputs.max_seq_length, second.inputs.max_seq_length) == (128, 512)
