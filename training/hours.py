@@ -58,23 +58,19 @@ def options(hours: float, bfloat16: bool) -> list[str]:
     """
     chosen = recipe(hours)
     steps, between = hours * 3600 / chosen.step_s, (1 - FIRST) * chosen.lr
-    predictions = [round(share * LENGTH) for share in MASKED]
+    predictions = ",".join(str(round(share * LENGTH)) for share in MASKED)
     return [
         *("--model", chosen.model, "--dtype", "bfloat16" if bfloat16 else "float32", "--dropout", "0"),
-        *("--stages", "both", "--keep_optimizer_state", "--max_seq_length", _pair(LENGTH, LENGTH)),
-        *("--masked_lm_prob", _pair(*MASKED), "--max_predictions_per_seq", _pair(*predictions)),
+        *("--stages", "both", "--keep_optimizer_state", "--max_seq_length", f"{LENGTH},{LENGTH}"),
+        *("--masked_lm_prob", ",".join(map(str, MASKED)), "--max_predictions_per_seq", predictions),
         # Pairs took 8 million tokens to leave the first plateau, single sentences one.
         *("--single_sentences", "--batch_size", str(chosen.tokens), "--use_avg_len"),
         # A linear decay: at a constant 0.001 a pilot stayed on the first plateau (docs/notebook/hours.md).
-        *("--optimizer", "adamw", "--lr", _pair(chosen.lr, between), "--end_lr", _pair(between, 0)),
-        *("--warmup_ratio", "0.05,0", "--budget_hours", _pair(FIRST * hours, (1 - FIRST) * hours)),
+        *("--optimizer", "adamw", "--lr", f"{chosen.lr:g},{between:g}", "--end_lr", f"{between:g},0"),
+        *("--warmup_ratio", "0.05,0", "--budget_hours", f"{FIRST * hours:g},{(1 - FIRST) * hours:g}"),
         *("--log_interval", "100", "--ckpt_interval", str(max(1, round(steps / EVALUATIONS / 100)) * 100)),
         *("--keep_checkpoints", "3"),
     ]
-
-
-def _pair(first: float, second: float) -> str:
-    return f"{first:g},{second:g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
