@@ -32,9 +32,8 @@ def test_the_pretraining_scripts_take_the_options(hours):
     words = [*options(hours, bfloat16=True), "--raw", "--data", "text", "--vocab", "v", "--ckpt_dir", "r"]
     first, second = map(stage_config, stage_options(parse_options(words, "")))
     chosen = recipe(hours)
-    assert first.optimization.budget_hours + second.optimization.budget_hours == pytest.approx(
-        hours, rel=1e-4
-    )
+    budgets = [each.optimization.budget_hours for each in (first, second)]
+    assert sum(budgets) == pytest.approx(hours, rel=1e-4)
     # One decay, in which nothing jumps where the share of masked tokens does.
     assert first.optimization.lr == chosen.lr and first.optimization.end_lr == second.optimization.lr
     assert second.optimization.warmup_ratio == second.optimization.end_lr == 0
