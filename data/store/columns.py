@@ -226,6 +226,7 @@ class MappedFiles:
         """
         for number, path in enumerate(self.paths):
             size, whole = self._sizes[number], self._sizes[number]
+            lost = number in self._lost  # before the size: another thread may read the page after it
             # A file that was removed or replaced stays as it was where it is mapped.
             with contextlib.suppress(OSError):
                 facts = os.stat(path)
@@ -236,7 +237,7 @@ class MappedFiles:
                     f"{path} became shorter while it was in use: {size:,} of its {whole:,} bytes are left; "
                     "put the whole file back or make the store again, and start again"
                 )
-            if number in self._lost:
+            if lost:
                 raise InputError(
                     f"{path} cannot be read any more: was it cut, or does its disk fail? Make the store again"
                 )

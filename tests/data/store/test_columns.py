@@ -247,6 +247,23 @@ def test_every_file_beside_the_one_that_was_cut_is_as_it_was(tmp_path):
         files.check()
 
 
+def test_a_file_that_is_cut_and_read_by_another_thread_during_a_check(tmp_path, monkeypatch):
+    columns, files = mapped(tmp_path, x=3000)
+    stat = os.stat
+
+    def as_it_was(path):
+        facts = stat(path)
+        os.truncate(path, 4096)
+        assert columns["x"][1000] == 0  # what this check is for was read before
+        return facts
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data.store.columns.os.stat", as_it_was)
+        files.check()
+    with pytest.raises(InputError, match=r"x-00000\.bin became shorter"):
+        files.check()
+
+
 def test_files_that_are_replaced_or_removed_stay_mapped_as_they_were(tmp_path):
     columns, files = mapped(tmp_path, x=3000)
     os.unlink(tmp_path / "x-00000.bin")
