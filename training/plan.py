@@ -177,10 +177,9 @@ def make_plan(
     )
     hint = lamb_paper.batch_size_hint(batch.batch_size, batch.use_avg_len, max_seq_length)
     warnings = [hint] if hint else []
-    # Smaller steps than its table's the paper did not take: one line says so, where something is left out.
+    # Steps smaller than the table's the paper has no values for: one line, where something is left out.
     small = paper.sequences_per_step < lamb_paper.ROWS[0]
-    different = lamb_paper.disagreements(run, paper)
-    warnings += [each.sentence for each in different if not (small and each.option in lamb_paper.SCHEDULE)]
+    warnings += [] if small else [each.sentence for each in lamb_paper.disagreements(run, paper)]
     if left_out:
         warnings += paper.warnings[:1] if small else paper.warnings
     return RunPlan(num_steps, lr, ratio, warmup_steps, predictions, schedule, summary, tuple(warnings))

@@ -59,7 +59,8 @@ def test_given_values_are_kept_with_a_warning_that_names_the_papers():
 
 
 @pytest.mark.parametrize(
-    "given, lines", [("--num_steps 900 --lr 0.014 --warmup_ratio 0.1", 0), ("--lr 0.014", 1)]
+    "given, lines",
+    [("--num_steps 900 --lr 0.014 --warmup_ratio 0.1 --max_predictions_per_seq 39", 0), ("--lr 0.014", 1)],
 )
 @pytest.mark.parametrize("batch", ["--batch_size 32", "--batch_size 1000 --use_avg_len"])
 def test_a_small_run_has_one_line_at_most(given, lines, batch):
