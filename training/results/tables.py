@@ -143,10 +143,6 @@ def _short(status: str) -> str:
     return SHORT.get(status, status)
 
 
-def _score(value: float) -> str:
-    return format(value, form_of(value))
-
-
 def _mean_and_deviation(score: Mapping[str, Any]) -> str:
     form = form_of(score["mean"])
     return f"{score['mean']:{form}}" + ("" if score["sd"] is None else f" ± {score['sd']:{form}}")
@@ -236,7 +232,8 @@ def run_table(runs: Sequence[Run]) -> Values:
     names = "task model seed status reason steps train_s wall_s loss main_score score"
     rows = [{"run": each.folder, **_cells(each.result, names)} for each in runs]
     columns = _columns(f"run {names}")
-    columns.update(status=Column("status"), score=Column("value", _score))
+    columns["status"] = Column("status")
+    columns["score"] = Column("value", lambda score: format(score, form_of(score)))
     del columns["reason"]  # which is a sentence
     notes = [f"{row['run']}: {row['reason']}" for row in rows if row["reason"]]
     return Values("runs", "Runs", columns, rows, 3, notes)

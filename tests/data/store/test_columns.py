@@ -257,9 +257,9 @@ def test_a_file_that_is_cut_and_read_by_another_thread_during_a_check(tmp_path, 
         assert columns["x"][1000] == 0  # what this check is for was read before
         return facts
 
-    with monkeypatch.context() as patched:
-        patched.setattr("data.store.columns.os.stat", as_it_was)
-        files.check()
+    monkeypatch.setattr("data.store.columns.os.stat", as_it_was)
+    files.check()
+    monkeypatch.undo()
     with pytest.raises(InputError, match=r"x-00000\.bin became shorter"):
         files.check()
 
