@@ -35,12 +35,6 @@ def gluonnlp_model(name: str, size: int, **overrides: int) -> BERTModel:
     return model
 
 
-def gluonnlp_tiny() -> BERTModel:
-    """GluonNLP's BERT-base, cut down to what `bert_2_32_4` with 60 tokens is."""
-    overrides = {"num_layers": 2, "units": 32, "hidden_size": 128, "num_heads": 4, "embed_size": 32}
-    return gluonnlp_model("bert_12_768_12", 60, **overrides)
-
-
 def shapes(model: BERTModel) -> dict[str, tuple]:
     return {name: parameter.shape for name, parameter in model._collect_params_with_prefix().items()}
 
@@ -61,7 +55,8 @@ def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tin
     path = tmp_path / "0000001.params"
     with path.open("wb") as file:
         write_params(file, block_arrays(tiny))
-    theirs = gluonnlp_tiny()
+    overrides = {"num_layers": 2, "units": 32, "hidden_size": 128, "num_heads": 4, "embed_size": 32}
+    theirs = gluonnlp_model("bert_12_768_12", 60, **overrides)
     theirs.load_parameters(str(path), ctx=mx.cpu())
 
     rng = np.random.default_rng(0)

@@ -78,10 +78,6 @@ def test_the_table_is_one_to_one():
         names_of("encoder.transformer_cells.0.proj_query.weight")
 
 
-def old_layer_norm(name: str) -> str:
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-
-
 def nvidia(name: str) -> str:
     """DeepLearningExamples' LinearActivation calls its parameters `dense_act`."""
     return re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name)
@@ -93,7 +89,7 @@ def nvidia(name: str) -> str:
         lambda name: name,
         lambda name: f"module.{name}",
         lambda name: f"model.module.{name}",
-        old_layer_norm,
+        lambda name: name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"),
         nvidia,
         lambda name: f"model.{nvidia(name)}",
         lambda name: name[len("bert.") :] if name.startswith("bert.") else name,
