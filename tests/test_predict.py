@@ -340,6 +340,9 @@ def test_weights_that_are_not_finite(written):
     named["decoder.0.bias"][3] = np.nan
     with pytest.raises(InputError, match="decoder.0.bias has numbers that are not finite"):
         ask(written(named), FIRST, *BARE)
+    named = {name: each * np.float32(1e30) for name, each in arrays(stdev=0.1).items()}
+    with pytest.raises(InputError, match="so large that the outputs are not finite"):
+        ask(written(named), FIRST, *BARE)
 
 
 def test_a_run_brings_its_sentencepiece_model(corpus, tmp_path):

@@ -117,9 +117,9 @@ def opened(
     plain: Callable[[BERTModel], mx.gluon.HybridBlock],
     fused: Callable[..., FusedBert],
     heads: Collection[str],
-) -> Callable[..., Any]:
+) -> Callable[..., list[np.ndarray]]:
     """A network with weights from anywhere on the first GPU or the CPU, as a function of arrays of whole
-    numbers.
+    numbers that returns arrays float32, or raises InputError where they are not finite.
 
     Args:
         plain, fused: the network on MXNet's operators and on ours.
@@ -151,7 +151,15 @@ def opened(
     else:
         network = plain(bert)
     network.hybridize()
-    return lambda *columns: network(*(mx.nd.array(each, ctx=device, dtype="int32") for each in columns))
+
+    def compute(*columns: np.ndarray) -> list[np.ndarray]:
+        outputs = network(*(mx.nd.array(each, ctx=device, dtype="int32") for each in columns))
+        found = [each.asnumpy() for each in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+        if not all(np.isfinite(each).all() for each in found):
+            raise InputError(f"{weights.source}: its numbers are so large that the outputs are not finite")
+        return found
+
+    return compute
 
 
 class TokenScorer:
@@ -163,8 +171,8 @@ class TokenScorer:
     def __call__(self, batch: Batch) -> np.ndarray:
         """log p, in nats, of the labels of a batch, (B,) float64."""
         segments = np.zeros_like(batch.ids)
-        found = self._network(batch.ids, segments, batch.lengths, batch.places, batch.labels)
-        return found.asnumpy()[:, 0].astype(np.float64)
+        (found,) = self._network(batch.ids, segments, batch.lengths, batch.places, batch.labels)
+        return found[:, 0].astype(np.float64)
 
 
 class Predictor:
@@ -175,8 +183,8 @@ class Predictor:
 
     def __call__(self, batch: Sequence[Encoded]) -> list[Probabilities]:
         """Answers to inputs, which are computed together."""
-        outputs = self._network(*inputs_of(batch), _padded([each.masks for each in batch]))
-        decoded, next_sentence = (array.asnumpy() for array in outputs)
+        masks = _padded([each.masks for each in batch])
+        decoded, next_sentence = self._network(*inputs_of(batch), masks)
         return [
             Probabilities(_softmax(decoded[row, : len(each.masks)]), float(_softmax(next_sentence[row])[0]))
             for row, each in enumerate(batch)
@@ -258,4 +266,4 @@ class Embedder:
 
     def __call__(self, batch: Sequence[Encoded]) -> np.ndarray:
         """Vectors of inputs, which are computed together, (B, units) float32."""
-        return self._network(*inputs_of(batch)).asnumpy()
+        return self._network(*inputs_of(batch))[0]
