@@ -87,7 +87,14 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
         ]
 
     def arrange(scratch: Path, progress: Progress) -> Mapping[str, str]:
-        replaced = replace_in_ps_lite(ps_lite, scratch)
+        if re.search(r"[\s,'\"]", str(scratch)):  # which make and the linker cannot be given
+            raise SetupError(
+                f"BytePS cannot be built below {scratch}: no blanks, commas or quotes in the path, please; "
+                "name another folder with WHEEL_CACHE=."
+            )
+        # ps-lite's makefile compiles these in place of its own files.
+        shutil.copytree(ps_lite, scratch / "ps-lite")
+        replaced = {"config": str(scratch / "ps-lite" / "build.mk")}
         if cuda == "cpu":
             return {**replaced, **compile_host_runtime(host, scratch, progress)}
         home = scratch / "cuda"
@@ -111,33 +118,12 @@ def native_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix in (".cc", ".cu", ".h", ".mk"))
 
 
-def replace_in_ps_lite(sources: Path, folder: Path) -> dict[str, str]:
-    """Copies what takes the place of ps-lite's files into ``folder`` and returns the environment that makes
-    ps-lite's makefile compile it.
-
-    Raises:
-        SetupError: the folder's path cannot be given to make.
-    """
-    _check_path(folder)
-    shutil.copytree(sources, folder / "ps-lite")
-    return {"config": str(folder / "ps-lite" / "build.mk")}
-
-
-def _check_path(folder: Path) -> None:
-    if re.search(r"[\s,'\"]", str(folder)):
-        raise SetupError(
-            f"BytePS cannot be built below {folder}: no blanks, commas or quotes in the path, please; "
-            "name another folder with WHEEL_CACHE=."
-        )
-
-
 def compile_host_runtime(sources: Path, folder: Path, progress: Progress) -> dict[str, str]:
     """Compiles the host runtime into ``folder`` and returns the environment that makes BytePS link to it.
 
     Raises:
-        SetupError: it does not compile, or the folder's path cannot be given to the linker.
+        SetupError: it does not compile.
     """
-    _check_path(folder)
     home = folder / "host-runtime"
     (home / "lib").mkdir(parents=True)
     shutil.copytree(sources / "include", home / "include")

@@ -92,7 +92,11 @@ def expand(words: Sequence[str], parser: ScriptParser) -> list[str]:
             raise InputError(f"{OPTION} {paths[0]}, line {entry.line}: {reason}") from None
         in_front.append(text)
     if in_front:
-        in_front, rest = _take_back(in_front, rest, defaults)
+        # --NAME=null takes back what the file has of NAME.
+        nulls = {f"--{name}=null": f"--{name}" for name in defaults}
+        taken = {nulls[word] for word in rest if word in nulls}
+        in_front = [word for word in in_front if word.partition("=")[0] not in taken]
+        rest = [word for word in rest if word not in nulls]
     return _settle_flags([*in_front, *rest], flags)
 
 
@@ -167,16 +171,6 @@ def _value(key: str, node: Any, flag: bool, where: str) -> str | bool | None:
     if len(parts) > 1 and any(each.style is None and each.value in _NOTHING for each in parts):
         raise InputError(f"{where}: {key} has an empty value in its list")
     return ",".join(each.value for each in parts)
-
-
-def _take_back(
-    in_front: Sequence[str], words: Sequence[str], names: Mapping[str, Any]
-) -> tuple[list[str], list[str]]:
-    """Both without the words --NAME=null and what these mean in the file."""
-    nulls = {f"--{name}=null": f"--{name}" for name in names}
-    taken = {nulls[word] for word in words if word in nulls}
-    kept = [word for word in in_front if word.partition("=")[0] not in taken]
-    return kept, [word for word in words if word not in nulls]
 
 
 def _settle_flags(words: Sequence[str], flags: set[str]) -> list[str]:

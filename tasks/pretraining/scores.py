@@ -258,9 +258,8 @@ class Embedder:
     pooling, CLS or MEAN, of what comes out of it. Raises InputError as `opened`."""
 
     def __init__(self, weights: Weights, computing: Computing, layer: int, pooling: str):
-        lower = replace(
-            weights, config=replace(weights.config, layers=layer)
-        )  # what is above is not computed
+        # What is above the layer is not computed.
+        lower = replace(weights, config=replace(weights.config, layers=layer))
         networks = partial(Vectors, pooling), partial(FusedVectors, pooling)
         self._network = opened(lower, computing, *networks, heads=())
 

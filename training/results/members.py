@@ -145,18 +145,13 @@ def members_of(
         raise InputError(
             f"--seeds and --search make {len(grid) * len(numbers):,} runs; {MOST:,} are the most"
         )
-    return [
-        Member(_folder_name(setting, number, len(numbers) > 1), number, setting)
-        for setting in grid
-        for number in numbers
-    ]
-
-
-def _folder_name(setting: Mapping[str, str], seed: int, several: bool) -> str:
-    parts = [f"{name}_{value}" for name, value in setting.items()]
-    if several or not parts:
-        parts.append(f"{SEED}_{seed}")
-    return "-".join(parts)
+    members = []
+    for setting, number in itertools.product(grid, numbers):
+        parts = [f"{name}_{value}" for name, value in setting.items()]  # of the folder's name
+        if len(numbers) > 1 or not parts:
+            parts.append(f"{SEED}_{number}")
+        members.append(Member("-".join(parts), number, setting))
+    return members
 
 
 def check_plan(folder: str, plan: Plan, resume: bool) -> None:
