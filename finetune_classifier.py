@@ -35,13 +35,7 @@ from data.classification.metrics import own_metrics
 from data.classification.own import Columns, parse_columns, read_own
 from data.tokenizing.tokenizer import TokenizerSettings
 from tasks.base import Task
-from tasks.classification.examples import (
-    HEADLINE,
-    EvaluationSet,
-    EvaluationTexts,
-    Labelling,
-    joined,
-)
+from tasks.classification.examples import HEADLINE, EvaluationSet, EvaluationTexts, Labelling, joined
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters, manifest_before
 from training.finetuning.inputs import Read, TaskFiles

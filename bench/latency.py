@@ -27,16 +27,7 @@ from base.command_line import positive_int
 from base.tables import Row, Table, terminal
 from bench.finetune import full_windows, random_weights
 from bench.harness import Measurement, begin, finish, ratio_shown, take_rounds, to_ours
-from bench.trainings import (
-    LIMIT,
-    MODEL,
-    MODULES,
-    ONNX,
-    TITLES,
-    Settings,
-    write_batches,
-    write_settings,
-)
+from bench.trainings import LIMIT, MODEL, MODULES, ONNX, TITLES, Settings, write_batches, write_settings
 from bench.work import DTYPES, VOCABULARY, native_dtypes
 from bench.workers import Contestants
 from bert.weights.exporting import export

@@ -18,12 +18,7 @@ from bert.configuration import named_config
 from comparison.canvas import legend_below, plain
 from comparison.projection.clusters import UNIVERSITY
 from comparison.projection.model import Plan
-from comparison.projection.pipelines import (
-    Pipeline,
-    PipelineProjection,
-    project_pipeline,
-    split_by,
-)
+from comparison.projection.pipelines import Pipeline, PipelineProjection, project_pipeline, split_by
 from comparison.projection.validation import Point, mean_deviation
 from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
 from comparison.report import Part, Report, column_table, milliseconds, size

@@ -13,14 +13,7 @@ from google.protobuf.message import DecodeError
 from base.errors import InputError
 from base.files import replacing
 from data.formats import npz, record_files
-from data.formats.records import (
-    BLOCK_INSTANCES,
-    LostRows,
-    PretrainingArrays,
-    RawBlock,
-    Report,
-    checked,
-)
+from data.formats.records import BLOCK_INSTANCES, LostRows, PretrainingArrays, RawBlock, Report, checked
 from data.options import MAX_POSITIONS
 
 FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")

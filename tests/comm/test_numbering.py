@@ -9,14 +9,7 @@ import pytest
 from base.errors import InputError
 from bert.configuration import named_config
 from comm.byteps.environment import read_place, read_servers
-from comm.numbering import (
-    Servers,
-    even_numbers,
-    hash_of,
-    partition_bytes_of,
-    server_of,
-    share_apart,
-)
+from comm.numbering import Servers, even_numbers, hash_of, partition_bytes_of, server_of, share_apart
 from comparison.projection.workload import bert_parts
 from tests.comm.byteps.test_environment import WORKER
 

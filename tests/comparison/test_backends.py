@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from comparison.backends import (
-    BACKENDS,
-    Cluster,
-    environment,
-    launch_words,
-)
+from comparison.backends import BACKENDS, Cluster, environment, launch_words
 from hosts.mpirun import options_of_mpirun
 
 CLUSTER = Cluster((("a", 8), ("b", 8), ("a", 8)))

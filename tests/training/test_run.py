@@ -23,15 +23,7 @@ from data.pretraining.batches import EPOCH_SHIFT
 from data.tokenizing.vocab import load_vocab
 from tests.training.small_runs import SIZES
 from tests.training.staged import arrays_of, manifest_of, run
-from tests.training.tiny import (
-    MODEL,
-    VOCAB_SIZE,
-    block_arrays,
-    make_step,
-    same_bits,
-    tiny_network,
-    weights,
-)
+from tests.training.tiny import MODEL, VOCAB_SIZE, block_arrays, make_step, same_bits, tiny_network, weights
 from training.checkpoint import save
 from training.config import ModelConfig
 from training.exchange import broadcast_json
@@ -42,13 +34,7 @@ from training.pipeline.options import PipelineConfig
 from training.pipeline.ranks import place_ranks
 from training.start.initial import Wanted, find_weights
 from training.start.restoring import restore_parameters, restore_states
-from training.start.start import (
-    Start,
-    changed_options,
-    decide,
-    position_to_continue,
-    processes_to_count,
-)
+from training.start.start import Start, changed_options, decide, position_to_continue, processes_to_count
 
 LOCAL = LocalCommunicator()
 RANKS = place_ranks(PipelineConfig(), LOCAL)

@@ -22,16 +22,7 @@ from base.errors import InputError
 from bert.weights.params_file import write_params
 from tests.faults.jobs import metrics
 from tests.training.results.test_members import Forgetful
-from tests.training.staged import (
-    END,
-    FIRST,
-    SECOND,
-    arrays_of,
-    manifest_of,
-    read_params,
-    run,
-    states_of,
-)
+from tests.training.staged import END, FIRST, SECOND, arrays_of, manifest_of, read_params, run, states_of
 from training.checkpoint import list_steps
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.schedule import Schedule

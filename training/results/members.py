@@ -20,13 +20,7 @@ from base.errors import InputError, NotFiniteError
 from base.files import replacing
 from base.json_files import read_json_object
 from base.options import option
-from training.results.record import (
-    FINISHED,
-    NO_MEMORY,
-    NOT_FINITE,
-    has_result,
-    read_result,
-)
+from training.results.record import FINISHED, NO_MEMORY, NOT_FINITE, has_result, read_result
 
 if TYPE_CHECKING:
     from comm.base import Communicator

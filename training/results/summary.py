@@ -12,15 +12,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.tables import EMPTY, Row, Table
-from tasks.seeds import (
-    CONFIDENCE,
-    FEWEST_SEEDS,
-    Scores,
-    Summary,
-    Verdict,
-    compare_models,
-    summarize,
-)
+from tasks.seeds import CONFIDENCE, FEWEST_SEEDS, Scores, Summary, Verdict, compare_models, summarize
 from training.results.members import Member, read_plan
 from training.results.record import FINISHED, UNFINISHED, Result, has_result, read_result
 

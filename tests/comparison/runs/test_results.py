@@ -9,15 +9,7 @@ import pytest
 from comparison.runs import agreement
 from comparison.runs.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, finish, gather, traffic
 from comparison.settings import Setting
-from tests.comparison.synthetic import (
-    FACTS,
-    PADDED,
-    SEQUENCES,
-    TOKENS,
-    failed,
-    profiled,
-    record,
-)
+from tests.comparison.synthetic import FACTS, PADDED, SEQUENCES, TOKENS, failed, profiled, record
 
 ONE, TWO = Setting("hvd_mpi", 1, "float32", 512), Setting("hvd_mpi", 2, "float32", 512)
 OTHER = Setting("byteps", 2, "float32", 512)

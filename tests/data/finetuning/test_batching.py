@@ -9,14 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from data.finetuning.batching import (
-    EvaluationOrder,
-    Grouping,
-    OrderedBatches,
-    Rows,
-    TrainingOrder,
-    dealt,
-)
+from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, Rows, TrainingOrder, dealt
 
 COUNT, BATCH = 250, 12
 LENGTHS = np.clip(np.random.default_rng(3).lognormal(3.3, 0.6, COUNT).astype(np.int32), 3, 120)

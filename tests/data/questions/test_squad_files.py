@@ -11,14 +11,7 @@ import pytest
 from base.errors import InputError
 from data.questions import cloze
 from data.questions.cloze import ClozeSettings, make_questions, split_documents
-from data.questions.squad_files import (
-    PREDICT,
-    SCORE,
-    TRAIN,
-    check_disjoint,
-    read_questions,
-    split_by_article,
-)
+from data.questions.squad_files import PREDICT, SCORE, TRAIN, check_disjoint, read_questions, split_by_article
 from data.questions.windows import WindowSettings, make_windows
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.questions.squad import REASON, SHARED, about, question, squad, written

@@ -15,15 +15,7 @@ from data.tokenizing.vocab import load_vocab
 from tasks.classification.examples import EvaluationSet, EvaluationTexts, Labelling, joined
 from tasks.classification.task import Classification
 from tests.finetuned import ANIMALS, write_data
-from tests.tasks.heads import (
-    CONFIG,
-    SETTINGS,
-    Parameters,
-    check_task,
-    network_of,
-    texts,
-    values_of,
-)
+from tests.tasks.heads import CONFIG, SETTINGS, Parameters, check_task, network_of, texts, values_of
 from tests.tasks.pretraining.test_loss import dense, encoded, log_softmax
 
 CLASSES, NUMBERS = Classification(3, ("score", "accuracy")), Classification(0, ("score", "pearson"))
