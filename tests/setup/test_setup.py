@@ -748,7 +748,7 @@ def test_the_host_runtime_compiles_into_what_byteps_links(clone, tmp_path, progr
 
 def test_a_path_that_the_linker_cannot_take_is_refused(clone, tmp_path, progress):
     with pytest.raises(SetupError, match="WHEEL_CACHE"):
-        byteps_build.compile_host_runtime(clone / "native/byteps_host", tmp_path / "a b", progress)
+        byteps_build.byteps("cpu", clone, "mxnet").arrange(tmp_path / "a b", progress)
 
 
 def test_a_command_that_fails_without_a_known_error_shows_its_end(tmp_path, progress):
