@@ -260,7 +260,8 @@ def answer(
     """Answers as JSON has them, in the order of the questions.
 
     Raises:
-        InputError: operators or padding that cannot be had, or weights that cannot be read.
+        InputError: operators or padding that cannot be had, weights that cannot be read, or outputs that
+            are not finite.
     """
     from tasks.pretraining.scores import Encoded, Predictor
 
@@ -300,7 +301,8 @@ def embed(config: PredictConfig, weights: Weights, asked: Sequence[Question]) ->
     """Writes the vectors, in the order of the inputs; returns a line that says so.
 
     Raises:
-        InputError: operators or padding that cannot be had, or weights that cannot be read.
+        InputError: operators or padding that cannot be had, weights that cannot be read, or outputs that
+            are not finite.
         OSError: from writing; nothing is left of the output then.
     """
     from tasks.pretraining.scores import Computing, Embedder, Encoded
