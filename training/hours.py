@@ -37,8 +37,8 @@ class Recipe(NamedTuple):
     step_s: float
 
 
-# The first two rows are measured. The third is the next size, from where it sees about 20 tokens for each
-# weight of its layers (Hoffmann et al. 2022, arXiv:2203.15556).
+# Each row is measured (docs/quality.md). The third is the next size, from where it sees about 20 tokens for
+# each weight of its layers (Hoffmann et al. 2022, arXiv:2203.15556).
 RECIPES = (
     Recipe(0.0, "bert_4_256_4", 1024, 0.001, 0.08),
     Recipe(0.5, "bert_4_256_4", 2048, 0.0014, 0.13),
