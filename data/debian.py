@@ -9,6 +9,7 @@ import glob
 import gzip
 import html.parser
 import itertools
+import json
 import os
 import re
 import shutil
@@ -275,12 +276,29 @@ class _Sections(html.parser.HTMLParser):
             self.sections[-1][-1] += data
 
 
-def endless_sky_documents(folder: str) -> Iterator[list[str]]:
-    """Text and speech in the data files of Endless Sky below `folder`; a mission is a document."""
-    for path in _files(folder, "usr/share/games/endless-sky/data/**/*.txt"):
+def cataclysm_documents(folder: str) -> Iterator[list[str]]:
+    """Sentences with a clause in the data of cataclysm-dda-data below `folder`; a JSON file is a document."""
+    for path in _files(folder, "usr/share/games/cataclysm-dda/**/*.json"):
+        with open(path, encoding="utf-8") as handle:
+            texts = _strings(json.load(handle))
+        yield [sentence for text in texts for sentence in filter(has_clause, split_sentences(text))]
+
+
+def _strings(value: object) -> Iterator[str]:
+    """The strings in what a JSON file holds, those without a space (names) and comments left out."""
+    if isinstance(value, str):
+        yield from [value] if " " in value else []
+    elif isinstance(value, (list, dict)):
+        for each in value if isinstance(value, list) else [value[key] for key in value if key[:2] != "//"]:
+            yield from _strings(each)
+
+
+def fortunes_documents(folder: str) -> Iterator[list[str]]:
+    """The sayings of fortunes below `folder`, without whom they are by; a file is a document."""
+    for path in _files(folder, "usr/share/games/fortunes/*.u8"):
         with open(path, encoding="utf-8", errors="replace") as handle:
-            for mission in re.split(r"\n(?=\S)", handle.read()):
-                yield [" ".join(each.split()) for each in re.findall(r"`([^`]*)`", mission)]
+            sayings = re.split(r"(?m)^%$", handle.read())
+        yield [re.sub(r"(?s)\n\s*-- .*", "", saying) for saying in sayings]
 
 
 def _files(folder: str, pattern: str) -> list[str]:
@@ -310,5 +328,8 @@ SOURCES = (
     Source("r-cran-janeaustenr", austen_documents, "public domain", "Jane Austen's six novels"),
     Source("python3-doc*", python_documents, "PSF-2", "the documentation of Python"),
     Source("anarchism", anarchism_documents, "GPL-2", "a book of questions and answers on politics"),
-    Source("endless-sky-data", endless_sky_documents, "GPL-3+", "conversations of a game"),
+    Source(
+        "cataclysm-dda-data", cataclysm_documents, "CC-BY-SA-3.0", "descriptions and conversations of a game"
+    ),
+    Source("fortunes", fortunes_documents, "BSD-3-clause", "sayings and jokes"),
 )

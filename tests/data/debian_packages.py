@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import struct
 import subprocess
@@ -119,15 +120,29 @@ def anarchism(folder: Path) -> None:
     )
 
 
-def endless_sky(folder: Path) -> None:
-    """Missions with conversations."""
-    place = folder / "usr/share/games/endless-sky/data"
+def cataclysm(folder: Path) -> None:
+    """Things with descriptions, some of them phrases or with a name to be filled in, and a comment."""
+    place = folder / "usr/share/games/cataclysm-dda/json/items"
     place.mkdir(parents=True)
-    text = "# It is a comment.\n"
-    for index, sentence in enumerate(sentences("ship", 1600)):
-        text += "" if index % 10 else f'mission "Number {index}"\n\tdescription "Fly to <planet>."\n'
-        text += f"\t\t\t`\t\u201c{sentence}\u201d`\n\t\t\t`It has <name> in it.`\n"
-    (place / "missions.txt").write_text(text, encoding="utf-8")
+    things = [
+        {"id": f"ship_{index}", "name": {"str": "A ship"}, "lines": [f"A ship. {sentence}"]}
+        for index, sentence in enumerate(sentences("ship", 1600))
+    ]
+    more = {"//": "It is a comment.", "text": ["It has <name> in it.", "It_is_a_name."]}
+    (place / "ships.json").write_text(json.dumps([*things, more]), encoding="utf-8")
+
+
+def fortunes(folder: Path) -> None:
+    """Sayings, every tenth with its author, and the index of another program."""
+    place = folder / "usr/share/games/fortunes"
+    place.mkdir(parents=True)
+    sayings = [
+        each.replace(" of ", "\nof ") + ("" if index % 10 else "\n\t\t-- He is the author.")
+        for index, each in enumerate(sentences("saying", 1600))
+    ]
+    (place / "wise").write_text("\n%\n".join(sayings) + "\n%\n", encoding="utf-8")
+    (place / "wise.u8").symlink_to("wise")
+    (place / "wise.dat").write_bytes(b"\0It is no text.")
 
 
 CONTENTS: Mapping[str, Callable[[Path], None]] = {
@@ -137,7 +152,8 @@ CONTENTS: Mapping[str, Callable[[Path], None]] = {
     "r-cran-janeaustenr": austen,
     "python3.77-doc": python_doc,
     "anarchism": anarchism,
-    "endless-sky-data": endless_sky,
+    "cataclysm-dda-data": cataclysm,
+    "fortunes": fortunes,
 }
 
 
