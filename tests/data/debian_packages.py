@@ -125,7 +125,7 @@ def cataclysm(folder: Path) -> None:
     place = folder / "usr/share/games/cataclysm-dda/json/items"
     place.mkdir(parents=True)
     things = [
-        {"id": f"ship_{index}", "name": {"str": "A ship"}, "lines": [f"A ship. {sentence}"]}
+        {"id": f"ship_{index}", "name": {"str": "A ship"}, "lines": [f"A ship of oak. {sentence}"]}
         for index, sentence in enumerate(sentences("ship", 1600))
     ]
     more = {"//": "It is a comment.", "text": ["It has <name> in it.", "It_is_a_name."]}

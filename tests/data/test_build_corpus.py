@@ -61,15 +61,8 @@ def test_every_source_is_there_without_its_mark_up(built):
     verse = sentences("Bible", 1)[0][:-1] + "; and it was so."
     assert verse in lines
     whole = "\n".join(lines)
-    marks = ["1913", "Shak", "{", "Syn:", "<", "[Obs.]", "Ge1", "function::"]
-    for gone in (
-        *marks,
-        "heading without",
-        "It is a comment",
-        "This is the licence",
-        "He is the author",
-        "A ship",
-    ):
+    marks = ["1913", "Shak", "{", "Syn:", "<", "[Obs.]", "Ge1", "function::", "A ship"]
+    for gone in (*marks, "heading without", "a comment", "the licence", "the author"):
         assert gone not in whole, gone
 
 
