@@ -286,8 +286,8 @@ def cataclysm_documents(folder: str) -> Iterator[list[str]]:
 
 def _strings(value: object) -> Iterator[str]:
     """The strings in what a JSON file holds, those without a space (names) and comments left out."""
-    if isinstance(value, str):
-        yield from [value] if " " in value else []
+    if isinstance(value, str) and " " in value:
+        yield value
     elif isinstance(value, (list, dict)):
         for each in value if isinstance(value, list) else [value[key] for key in value if key[:2] != "//"]:
             yield from _strings(each)
