@@ -38,7 +38,7 @@ from data.text.sentences import split_sentences
 from data.tokenizing.vocab import MAX_VOCAB_SIZE
 from data.train_vocab import check_size
 
-VERSION = 2  # raise when the same packages would give other files
+VERSION = 3  # raise when the same packages would give other files
 EVAL_SHARE = 0.01  # of each source, held out as whole documents
 FEWEST_SENTENCES = 8  # of a document: there must be something for the next sentence to be learned from
 PART_SENTENCES = 40  # documents of more than two such parts are cut into them

@@ -1,4 +1,4 @@
-"""English text out of Debian packages: dictionaries, books, documentation, the conversations of a game.
+"""English text out of Debian packages: dictionaries, books, documentation.
 
 Packages are fetched and unpacked into a folder, without installing them and without root.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import glob
 import gzip
+import html
 import html.parser
 import itertools
-import json
 import os
 import re
 import shutil
@@ -276,29 +276,29 @@ class _Sections(html.parser.HTMLParser):
             self.sections[-1][-1] += data
 
 
-def cataclysm_documents(folder: str) -> Iterator[list[str]]:
-    """Sentences with a clause in the data of cataclysm-dda-data below `folder`; a JSON file is a document."""
-    for path in _files(folder, "usr/share/games/cataclysm-dda/**/*.json"):
-        with open(path, encoding="utf-8") as handle:
-            texts = _strings(json.load(handle))
-        yield [sentence for text in texts for sentence in filter(has_clause, split_sentences(text))]
+# Of OSIS: notes, references, labels such as "Verse 1.", and by whom a quotation at a paragraph's end is.
+_LEFT_OUT = re.compile(
+    r"<note\b[^>]*(?<!/)>.*?</note>|,? *\(?<reference\b[^>]*(?<!/)>.*?</reference>\)?"
+    r'|<hi type="bold">.*?</hi>|\u2014\s*<hi type="italic">[^<]*</hi>\s*(?=<div|$)',
+    re.DOTALL,
+)
+_PARAGRAPH = re.compile(r"<title\b[^>]*(?<!/)>.*?</title>|<(?:div|chapter|lg|p)\b[^>]*>", re.DOTALL)
+_TAG = re.compile(r"<[^>]*>|\s+(?=[,.;!?])")  # and white space where something was left out
 
 
-def _strings(value: object) -> Iterator[str]:
-    """The strings in what a JSON file holds, those without a space (names) and comments left out."""
-    if isinstance(value, str) and " " in value:
-        yield value
-    elif isinstance(value, (list, dict)):
-        for each in value if isinstance(value, list) else [value[key] for key in value if key[:2] != "//"]:
-            yield from _strings(each)
+def sword_documents(folder: str) -> Iterator[list[str]]:
+    """The books or chapters of the SWORD modules in OSIS below `folder`: a Bible, a commentary.
 
-
-def fortunes_documents(folder: str) -> Iterator[list[str]]:
-    """The sayings of fortunes below `folder`, without whom they are by; a file is a document."""
-    for path in _files(folder, "usr/share/games/fortunes/*.u8"):
-        with open(path, encoding="utf-8", errors="replace") as handle:
-            sayings = re.split(r"(?m)^%$", handle.read())
-        yield [re.sub(r"(?s)\n\s*-- .*", "", saying) for saying in sayings]
+    A module's .bzz (of books) or .czz (of chapters) has streams of zlib; .bzs or .czs has three little-endian
+    uint32 for each, its place, its size and its size unpacked.
+    """
+    for path in _files(folder, "usr/share/sword/modules/**/*.?zs"):
+        with open(path, "rb") as index, open(f"{path[:-1]}z", "rb") as handle:
+            places, data = index.read(), handle.read()
+        for start, size, _ in struct.iter_unpack("<III", places):
+            text = zlib.decompress(data[start : start + size]).decode("utf-8", "replace")
+            paragraphs = _PARAGRAPH.split(_LEFT_OUT.sub(" ", text))
+            yield [html.unescape(_TAG.sub("", paragraph)) for paragraph in paragraphs]
 
 
 def _files(folder: str, pattern: str) -> list[str]:
@@ -328,8 +328,7 @@ SOURCES = (
     Source("r-cran-janeaustenr", austen_documents, "public domain", "Jane Austen's six novels"),
     Source("python3-doc*", python_documents, "PSF-2", "the documentation of Python"),
     Source("anarchism", anarchism_documents, "GPL-2", "a book of questions and answers on politics"),
-    Source(
-        "cataclysm-dda-data", cataclysm_documents, "CC-BY-SA-3.0", "descriptions and conversations of a game"
-    ),
-    Source("fortunes", fortunes_documents, "BSD-3-clause", "sayings and jokes"),
+    Source("sword-comm-tdavid", sword_documents, "public domain", "Spurgeon's commentary on the Psalms"),
+    Source("sword-comm-mhcc", sword_documents, "public domain", "Matthew Henry's commentary on the Bible"),
+    Source("sword-text-web", sword_documents, "public domain", "the World English Bible"),
 )

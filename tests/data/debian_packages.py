@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 import struct
 import subprocess
@@ -120,29 +119,27 @@ def anarchism(folder: Path) -> None:
     )
 
 
-def cataclysm(folder: Path) -> None:
-    """Things with descriptions, some of them phrases or with a name to be filled in, and a comment."""
-    place = folder / "usr/share/games/cataclysm-dda/json/items"
-    place.mkdir(parents=True)
-    things = [
-        {"id": f"ship_{index}", "name": {"str": "A ship"}, "lines": [f"A ship of oak. {sentence}"]}
-        for index, sentence in enumerate(sentences("ship", 1600))
-    ]
-    more = {"//": "It is a comment.", "text": ["It has <name> in it.", "It_is_a_name."]}
-    (place / "ships.json").write_text(json.dumps([*things, more]), encoding="utf-8")
+def sword(name: str, letter: str) -> Callable[[Path], None]:
+    """A module of SWORD with two documents, as blocks of books (letter b) or chapters (c)."""
 
+    def fill(folder: Path) -> None:
+        place = folder / "usr/share/sword/modules/any"
+        place.mkdir(parents=True)
+        index = blocks = b""
+        for start in (0, 800):
+            text = "<title>It is a heading.</title><div/>It has a &lt;name&gt;." + "".join(
+                f'<div type="x-p"/><hi type="bold">Verse 1.</hi> <w a="1">{each[:-1]}</w>, (<reference a="1">'
+                "Ps 1:1</reference>)<note>It is a note.</note>. It is\n<l>no &amp; sign.</l> \u2014"
+                '<hi type="italic">The author.</hi> <div type="x-p"/>'
+                for each in sentences(name, 1600)[start : start + 800]
+            )
+            block = zlib.compress(text.encode())
+            index += struct.pack("<III", len(blocks), len(block), len(text.encode()))
+            blocks += block
+        (place / f"ot.{letter}zs").write_bytes(index)
+        (place / f"ot.{letter}zz").write_bytes(blocks)
 
-def fortunes(folder: Path) -> None:
-    """Sayings, every tenth with its author, and the index of another program."""
-    place = folder / "usr/share/games/fortunes"
-    place.mkdir(parents=True)
-    sayings = [
-        each.replace(" of ", "\nof ") + ("" if index % 10 else "\n\t\t-- He is the author.")
-        for index, each in enumerate(sentences("saying", 1600))
-    ]
-    (place / "wise").write_text("\n%\n".join(sayings) + "\n%\n", encoding="utf-8")
-    (place / "wise.u8").symlink_to("wise")
-    (place / "wise.dat").write_bytes(b"\0It is no text.")
+    return fill
 
 
 CONTENTS: Mapping[str, Callable[[Path], None]] = {
@@ -152,8 +149,9 @@ CONTENTS: Mapping[str, Callable[[Path], None]] = {
     "r-cran-janeaustenr": austen,
     "python3.77-doc": python_doc,
     "anarchism": anarchism,
-    "cataclysm-dda-data": cataclysm,
-    "fortunes": fortunes,
+    "sword-comm-tdavid": sword("psalm", "c"),
+    "sword-comm-mhcc": sword("gospel", "b"),
+    "sword-text-web": sword("verse", "b"),
 }
 
 
