@@ -126,12 +126,12 @@ def sword(name: str, letter: str) -> Callable[[Path], None]:
         place = folder / "usr/share/sword/modules/any"
         place.mkdir(parents=True)
         index = blocks = b""
-        for start in (0, 800):
+        for start in (0, 400):
             text = "<title>It is a heading.</title><div/>It has a &lt;name&gt;." + "".join(
                 f'<div type="x-p"/><hi type="bold">Verse 1.</hi> <w a="1">{each[:-1]}</w>, (<reference a="1">'
                 "Ps 1:1</reference>)<note>It is a note.</note>. It is\n<l>no &amp; sign.</l> \u2014"
                 '<hi type="italic">The author.</hi> <div type="x-p"/>'
-                for each in sentences(name, 1600)[start : start + 800]
+                for each in sentences(name, 800)[start : start + 400]
             )
             block = zlib.compress(text.encode())
             index += struct.pack("<III", len(blocks), len(block), len(text.encode()))
