@@ -13,9 +13,11 @@ import argparse
 import math
 import os
 import shutil
+import struct
 import sys
 import sysconfig
 import tempfile
+import zlib
 from typing import Any, Iterable, Iterator, Sequence
 
 from base.command_line import OptionParser, code_of, path_name, path_names, whole
@@ -185,13 +187,16 @@ def _add_packages(collected: Collected, packages: Sequence[str], output: str) ->
 
 def _whole_sentences(source: Source, package: Package) -> Iterator[Iterator[str | None]]:
     empty = True
-    for paragraphs in source.documents(package.folder):
-        empty = False
-        plain = map(plain_punctuation, paragraphs)
-        yield (whole_sentence(sentence) for paragraph in plain for sentence in split_sentences(paragraph))
+    try:
+        for paragraphs in source.documents(package.folder):
+            empty = False
+            plain = map(plain_punctuation, paragraphs)
+            yield (whole_sentence(sentence) for paragraph in plain for sentence in split_sentences(paragraph))
+    except (FileNotFoundError, struct.error, zlib.error):
+        empty = True
     if empty:
         raise InputError(
-            f"Debian package {package.name} {package.version} has no text in its usual place; leave "
+            f"Debian package {package.name} {package.version} has no text in its usual place and form; leave "
             f"{source.package} out of --packages"
         )
 

@@ -9,11 +9,11 @@ import pytest
 
 from base.errors import InputError
 from data.build_corpus import PACKAGES, build, main, regrouped
-from data.debian import fetch_package
+from data.debian import Package, fetch_package
 from data.embedded import held_out
 from data.text.corpus import documents
 from data.text.prose import has_clause, plain_punctuation, whole_sentence
-from tests.data.debian_packages import repository, sentences
+from tests.data.debian_packages import CONTENTS, repository, sentences
 from tests.data.token_stores import content
 from tests.processes import run_command
 
@@ -116,6 +116,19 @@ def test_a_package_that_cannot_be_had_is_one_line(environment, tmp_path, monkeyp
     assert line.startswith("error: Debian package dict-gcide: this system has no apt-get;")
     assert main(["--output", str(tmp_path / "corpus"), "--packages", "dict-gcide,wordnet"]) == 2
     assert "'wordnet' is none of dict-gcide" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["anarchism", "r-cran-janeaustenr", "sword-comm-tdavid"])
+def test_a_package_of_another_form_is_one_line(name, tmp_path, monkeypatch, capsys):
+    """Nothing where its text is, the file missing, and a block that is packed otherwise."""
+    if name.startswith("sword"):
+        CONTENTS[name](tmp_path)
+        (packed,) = tmp_path.rglob("*.czz")
+        packed.write_bytes(b"PK" + packed.read_bytes()[2:])
+    monkeypatch.setattr("data.build_corpus.fetch_package", lambda *_: Package(name, "1.0", str(tmp_path)))
+    assert main(["--output", str(tmp_path / "corpus"), "--packages", name]) == 2
+    line = f"error: Debian package {name} 1.0 has no text in its usual place and form; leave {name} out"
+    assert capsys.readouterr().err.startswith(line)
 
 
 def test_text_of_your_own(tmp_path, capsys):
