@@ -13,7 +13,6 @@ import argparse
 import math
 import os
 import shutil
-import struct
 import sys
 import sysconfig
 import tempfile
@@ -192,7 +191,7 @@ def _whole_sentences(source: Source, package: Package) -> Iterator[Iterator[str 
             empty = False
             plain = map(plain_punctuation, paragraphs)
             yield (whole_sentence(sentence) for paragraph in plain for sentence in split_sentences(paragraph))
-    except (FileNotFoundError, struct.error, zlib.error):
+    except (FileNotFoundError, zlib.error):
         empty = True
     if empty:
         raise InputError(
