@@ -57,15 +57,19 @@ def parameter_count(config: BertConfig, vocab_size: int, pretraining: bool = Tru
     return one + (config.layers - 1) * (two - one)  # however many layers are asked for
 
 
+def matrix_count(config: BertConfig) -> int:
+    """Numbers in the matrices of the layers."""
+    return config.layers * (4 * config.units * config.units + 2 * config.units * config.hidden)
+
+
 def packed_bytes(config: BertConfig, dtype: str) -> int:
     """Copies of the weights in the layout that the fused operators multiply: in float32 of queries, keys and
     values, which are one product there; in bfloat16 of all, one for each pass (or one in float32 where
     bfloat16 is emulated); in bfloat16x3 two times that."""
-    units, hidden = config.units, config.hidden
     if dtype in ("bfloat16", BFLOAT16X3):
         parts = 2 if dtype == BFLOAT16X3 else 1
-        return parts * FLOAT32 * config.layers * (4 * units * units + 2 * units * hidden)
-    return FLOAT32 * config.layers * 3 * units * units
+        return parts * FLOAT32 * matrix_count(config)
+    return FLOAT32 * config.layers * 3 * config.units * config.units
 
 
 def gradient_bytes_in_flight(

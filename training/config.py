@@ -224,7 +224,12 @@ class OptimizationConfig:
         "HOURS",
         staged=True,
     )
-    optimizer: str = option("default: lamb", default="lamb", choices=["lamb", "bertadam", "adamw"])
+    optimizer: str = option(
+        "lamb for large steps, adamw for small ones; muon, which is AdamW but for the layers' matrices, "
+        "needs fewer of these, and --shard_states divides its work (default: lamb)",
+        default="lamb",
+        choices=["lamb", "bertadam", "adamw", "muon"],
+    )
     optimizer_state: str = option(
         "type of LAMB's and Adam's moments. bfloat16, stochastically rounded by the fused operators, saves "
         "4 bytes a parameter and a fifth of the update: for where memory is short, or batches so small that "

@@ -30,6 +30,7 @@ from bert.memory import (
     Ends,
     activation_bytes,
     gradient_bytes_in_flight,
+    matrix_count,
     packed_bytes,
     parameter_count,
 )
@@ -274,7 +275,10 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int, world: int) -> d
         if config.optimization.shard_states:  # the word embedding is on one
             share = max(math.ceil(count / world), inputs.vocab_size * bert.units)
         masters = FLOAT32 * share if item < FLOAT32 else 0
-        parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * share + masters
+        numbers = 2 * share
+        if config.optimization.optimizer == "muon":  # which has one moment of a matrix
+            numbers -= matrix_count(bert) // (world if config.optimization.shard_states else 1)
+        parts["optimizer states"] = MOMENT_BYTES[moments] * numbers + masters
     parts["activations"] = activation_bytes(layers, inputs.vocab_size, batch, shape.operators, item, ends)
     if inputs.trains and backend != LOCAL:
         exchanged = count * item

@@ -292,6 +292,8 @@ def _exclusions(options: argparse.Namespace, of_fused_operators: Sequence[str]) 
     if options.optimizer_state != "float32" and (options.operators == "mxnet" or options.dtype == "float16"):
         other = "--operators mxnet" if options.operators == "mxnet" else "--dtype float16"
         yield f"{state} needs the fused CPU operators; leave it out, or {other}"
+    if options.optimizer_state != "float32" and options.optimizer == "muon":
+        yield f"{state} is for LAMB's and Adam's moments, not for --optimizer muon"
     if options.optimizer_state != "float32" and options.shard_states:
         yield (
             f"{state} with --shard_states: its roundings depend on the parameters that a process updates, so "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INTERVALS, STEPS = 20, 500
 GUIDE = "docs/training.md#a-loss-that-does-not-fall"
 _FACTOR = 5  # times more, or less, than the usual rate: rates differ by less that train one model as well
-_HIGH = {"lamb": 0.03, "bertadam": 0.01, "adamw": 0.01}  # small models learn below, whatever the batch
+_HIGH = {"lamb": 0.03}  # else 0.01: small models learn below, whatever the batch
 _BATCH, _RATE = 256, 1e-4  # of Adam: Devlin et al., arXiv:1810.04805, section A.2
 
 
@@ -74,7 +74,7 @@ def reasons(
     found = []
     if skipped * 10 > step:
         found.append(f"{skipped} of {step} steps were skipped, as not finite or far off")
-    if lr > max(_FACTOR * usual, _HIGH[optimizer]):
+    if lr > max(_FACTOR * usual, _HIGH.get(optimizer, 0.01)):
         found.append(f"--lr {lr:g} is too high (usual: {usual:.2g}, small models a few times that)")
     elif lr * _FACTOR < usual:
         found.append(f"--lr {lr:g} is too low (usual: {usual:.2g}, small models a few times that)")

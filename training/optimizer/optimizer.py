@@ -1,4 +1,4 @@
-"""LAMB, and the two Adam variants it is compared with.
+"""LAMB, the two Adam variants it is compared with, and Muon (muon.py) beside one of them.
 
 One step of LAMB (You et al., arXiv:1904.00962, Algorithm 2, with the choices of the authors' code), for each
 tensor:
@@ -42,9 +42,12 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
+from training.optimizer import muon
 from training.optimizer.states import (
     BFLOAT,
     MASTER,
+    MEAN,
+    VAR,
     Bfloat16Moment,
     MomentType,
     T,
@@ -85,13 +88,13 @@ class Tensor(NamedTuple):
     bfloat16, as bytes (MomentType).
 
     `master` is `weight` itself where that is float32. `decayed` and `adapted` say whether weight decay and
-    the ratio ||w|| / ||u|| apply to it.
+    the ratio ||w|| / ||u|| apply to it. Muon updates those without `var`.
     """
 
     weight: mx.nd.NDArray
     master: mx.nd.NDArray
     mean: mx.nd.NDArray
-    var: mx.nd.NDArray
+    var: mx.nd.NDArray | None
     decayed: bool
     adapted: bool
 
@@ -105,7 +108,8 @@ class Optimizer:
     """Updates a fixed list of weights in place.
 
     Args:
-        kind: "lamb", "bertadam" (Adam with decoupled decay) or "adamw" (the same with bias correction).
+        kind: "lamb", "bertadam" (Adam with decoupled decay), "adamw" (the same with bias correction), or
+            "muon", which is "adamw" but for the matrices of layers.
         names: one unique name per weight; `is_excluded` decides by it.
         weights: float32 or float16 NDArrays on one device, already initialized (and broadcast): the float32
             master copies of float16 weights are taken here. The moments are zeros.
@@ -124,7 +128,8 @@ class Optimizer:
         moments: MomentType | None = None,
     ):
         rule = rule or Rule()
-        self._rule = rule._replace(bias_correction=True) if kind == "adamw" else rule
+        self._kind = kind
+        self._rule = rule._replace(bias_correction=True) if kind in ("adamw", "muon") else rule
         self.native = native and all(map(_is_native, weights))
         self.moments = moments or MomentType()
         self.t = 0  # updates made; skipped steps do not count
@@ -134,18 +139,23 @@ class Optimizer:
                 weight=weight,
                 master=weight if weight.dtype == np.float32 else weight.astype(np.float32),
                 mean=self.moments.zeros(weight.shape, weight.context),
-                var=self.moments.zeros(weight.shape, weight.context),
+                var=self.moments.zeros(weight.shape, weight.context)
+                if VAR in self.moments_of(name, weight.shape)
+                else None,
                 decayed=not is_excluded(name),
                 adapted=kind == "lamb" and not is_excluded(name),
             )
             for name, weight in zip(names, weights)
         ]
         self._packed: list[mx.nd.NDArray] = []  # copies of the weights that updates write too
+        self._matrices = [i for i, tensor in enumerate(self._tensors) if tensor.var is None]  # Muon's
+        self._others = [i for i, tensor in enumerate(self._tensors) if tensor.var is not None]
         if self.native:
+            others = [self._tensors[i] for i in self._others]
             self._attributes: dict[str, Any] = {
-                "num_tensors": len(self._tensors),
-                "decayed": "".join("01"[tensor.decayed] for tensor in self._tensors),
-                "adapted": "".join("01"[tensor.adapted] for tensor in self._tensors),
+                "num_tensors": len(others),
+                "decayed": "".join("01"[tensor.decayed] for tensor in others),
+                "adapted": "".join("01"[tensor.adapted] for tensor in others),
                 "weight_decay": self._rule.weight_decay,
                 "state": self.moments.dtype,
                 "seed": self.moments.seed,
@@ -170,7 +180,7 @@ class Optimizer:
             dtype: "float32", "bfloat16" or "bfloat16x3", as for bert_pack.
 
         Returns:
-            whether it does so: False without the fused operators, or where a copy has some
+            whether it does so: False without the fused operators, for Muon, or where a copy has some
             weights of this optimizer and others.
 
         Raises:
@@ -178,7 +188,7 @@ class Optimizer:
         """
         numbers = {name: number for number, name in enumerate(self._names)}
         groups = {names: [numbers[name] for name in names if name in numbers] for names in copies}
-        if not self.native:
+        if not self.native or self._matrices:
             return False
         if self._packed:
             raise ValueError("the copies of another network are packed by this optimizer's updates")
@@ -198,29 +208,53 @@ class Optimizer:
         `rescale` multiplies them on the way (`clip_factor` gives it), which saves a pass over the memory.
         """
         self.t += 1
+        rule = self._rule
         if self.native:
-            weights, _, means, variances, *_ = zip(*self._tensors)
-            mx.nd.bert_lamb(
-                *weights, *gradients, *means, *variances, *self._packed,
-                t=self.t, lr=lr, rescale=rescale, **self._attributes,
-            )  # fmt: skip
+            if self._others:
+                arrays = self._arrays(self._others, gradients)
+                variances = [self._tensors[i].var for i in self._others]
+                mx.nd.bert_lamb(
+                    *arrays, *variances, *self._packed, t=self.t, lr=lr, rescale=rescale, **self._attributes
+                )
+            if self._matrices:
+                mx.nd.bert_muon(
+                    *self._arrays(self._matrices, gradients), num_matrices=len(self._matrices),
+                    lr=lr, rescale=rescale, weight_decay=rule.weight_decay,
+                    momentum=muon.MOMENTUM, factor=muon.FACTOR,
+                )  # fmt: skip
             return
-        rule, of_moments = self._rule, self._rule.of_moments()
+        of_moments = rule.of_moments()
         for (tensor, update, master_pieces, update_pieces), gradient in zip(self._work, gradients):
+            by_muon = tensor.var is None
             multi_precision = tensor.master is not tensor.weight
             if multi_precision:
-                gradient = mx.nd.cast(gradient, dtype="float32", out=update)
-            mx.nd.lamb_update_phase1(
-                tensor.master, gradient, tensor.mean, tensor.var, t=self.t, rescale_grad=rescale,
-                wd=rule.weight_decay if tensor.decayed else 0.0, **of_moments, out=update,
-            )  # fmt: skip
-            # Phase 2 takes ratio 1 where a norm is zero.
-            norms, bounds = (self._zero, self._zero), {}
-            if tensor.adapted:
-                norms, bounds = (_norm(master_pieces), _norm(update_pieces)), rule.bounds()
-            mx.nd.lamb_update_phase2(tensor.master, update, *norms, lr=lr, out=tensor.master, **bounds)
+                gradient = mx.nd.cast(gradient, dtype="float32", out=None if by_muon else update)
+            if by_muon:
+                numbers = muon.Numbers(lr, rescale, rule.weight_decay)
+                muon.update(tensor.master, tensor.mean, update, gradient, numbers)
+            else:
+                mx.nd.lamb_update_phase1(
+                    tensor.master, gradient, tensor.mean, tensor.var, t=self.t, rescale_grad=rescale,
+                    wd=rule.weight_decay if tensor.decayed else 0.0, **of_moments, out=update,
+                )  # fmt: skip
+                # Phase 2 takes ratio 1 where a norm is zero.
+                norms, bounds = (self._zero, self._zero), {}
+                if tensor.adapted:
+                    norms, bounds = (_norm(master_pieces), _norm(update_pieces)), rule.bounds()
+                mx.nd.lamb_update_phase2(tensor.master, update, *norms, lr=lr, out=tensor.master, **bounds)
             if multi_precision:
                 mx.nd.cast(tensor.master, dtype="float16", out=tensor.weight)
+
+    def _arrays(self, numbers: Sequence[int], gradients: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
+        """Weights, gradients and means of the tensors of these numbers."""
+        tensors = [self._tensors[i] for i in numbers]
+        weights, means = [each.weight for each in tensors], [each.mean for each in tensors]
+        return [*weights, *(gradients[i] for i in numbers), *means]
+
+    def moments_of(self, name: str, shape: Sequence[int]) -> tuple[str, ...]:
+        """The ends of the names of the moments of a parameter, which need not be one of this optimizer's:
+        Muon's have no variance."""
+        return (MEAN,) if self._kind == "muon" and muon.takes(name, shape) else (MEAN, VAR)
 
     @property
     def has_masters(self) -> bool:
@@ -228,12 +262,13 @@ class Optimizer:
         return any(tensor.master is not tensor.weight for tensor in self._tensors)
 
     def state_arrays(self) -> dict[str, mx.nd.NDArray]:
-        """The live arrays by name: `<param>.mean`, `<param>.var` and, for float16, `<param>.master`. Moments
-        in bfloat16 are uint8, with an axis of 2 more."""
+        """The live arrays by name: `<param>.mean`, `<param>.var` where there is one and, for float16,
+        `<param>.master`. Moments in bfloat16 are uint8, with an axis of 2 more."""
         arrays = {}
         for name, tensor in zip(self._names, self._tensors):
-            arrays[f"{name}.mean"] = tensor.mean
-            arrays[f"{name}.var"] = tensor.var
+            arrays[name + MEAN] = tensor.mean
+            if tensor.var is not None:
+                arrays[name + VAR] = tensor.var
             if tensor.master is not tensor.weight:
                 arrays[name + MASTER] = tensor.master
         return arrays

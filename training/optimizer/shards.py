@@ -15,8 +15,9 @@ import numpy as np
 from base.errors import InputError
 from comm.base import Communicator
 from training.exchange import broadcast_json
+from training.optimizer import muon
 from training.optimizer.optimizer import Optimizer, Rule
-from training.optimizer.states import FLOAT32, STATES, T, check_state, content_of, is_master
+from training.optimizer.states import FLOAT32, MASTER, T, check_state, content_of, is_master
 
 
 class ShardedOptimizer(Optimizer):
@@ -43,8 +44,11 @@ class ShardedOptimizer(Optimizer):
             )
         self._communicator = communicator
         self._parameters = dict(parameters)
-        sizes = {name: weight.size for name, weight in parameters.items()}
-        self._shares = shares(sizes, communicator.size)
+        costs = {
+            name: weight.size * (muon.COST if kind == "muon" and muon.takes(name, weight.shape) else 1)
+            for name, weight in parameters.items()
+        }
+        self._shares = shares(costs, communicator.size)
         own = {name: parameters[name] for name in self._shares[communicator.rank]}
         super().__init__(kind, list(own), list(own.values()), rule, native)
 
@@ -101,19 +105,19 @@ class ShardedOptimizer(Optimizer):
         owners = {name: rank for rank, share in enumerate(self._shares) for name in share}
         own = self.state_arrays()
         for name, weight in self._parameters.items():
-            for end in STATES if weight.dtype == np.float16 else STATES[:2]:
+            for end in (*self.moments_of(name, weight.shape), *[MASTER] * (weight.dtype == np.float16)):
                 live = own.get(name + end)
                 room = mx.nd.zeros(weight.shape, weight.context) if live is None else live
                 yield owners[name], name + end, room
 
 
-def shares(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
-    """Divides parameters of these sizes over so many ranks: the largest first, each to the rank that has
+def shares(costs: Mapping[str, int], ranks: int) -> list[list[str]]:
+    """Divides parameters of these costs over so many ranks: the largest first, each to the rank that has
     least. Returns each rank's names, in their order."""
     loads: list[int] = [0] * ranks
     found: list[set[str]] = [set() for _ in loads]
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
+    for name in sorted(costs, key=lambda name: -costs[name]):
         rank = loads.index(min(loads))
-        loads[rank] += sizes[name]
+        loads[rank] += costs[name]
         found[rank].add(name)
-    return [[name for name in sizes if name in share] for share in found]
+    return [[name for name in costs if name in share] for share in found]

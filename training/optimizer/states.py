@@ -11,8 +11,8 @@ from base.errors import InputError
 from bert.weights.tensors import BFLOAT16, native
 
 FLOAT32, BFLOAT = "float32", "bfloat16"
-MASTER = ".master"
-STATES = (".mean", ".var", MASTER)  # ends of the names of a state's arrays
+MEAN, VAR, MASTER = ".mean", ".var", ".master"
+STATES = (MEAN, VAR, MASTER)  # ends of the names of a state's arrays
 T = "t"  # name of the count of updates in a state
 
 
@@ -99,7 +99,7 @@ def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
             shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise InputError(
                 f"the optimizer states {relation} {len(names)} arrays ({shown}); "
-                "use the --model and --dtype of the run that saved them"
+                "use the --model, --dtype and --optimizer of the run that saved them"
             )
     t = state[T]
     if t.shape != () or t.dtype != np.int64 or t < 0:

@@ -20,7 +20,7 @@ from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.states import STATES, T, parameter_of
+from training.optimizer.states import MASTER, T, parameter_of
 from training.pipeline.ranks import PARAMETERS, STATE, Ranks
 
 
@@ -100,8 +100,12 @@ def gather(
         return {}, {}, ()
     own = {**live_arrays(network_parameters(network)), **optimizer.state_arrays()}
     once = each_once(whole)
-    suffixes = STATES if optimizer.has_masters else STATES[:2]
-    states = {f"{name}{suffix}": once[name] for name in once for suffix in suffixes}
+    masters = (MASTER,) if optimizer.has_masters else ()
+    states = {
+        name + end: array
+        for name, array in once.items()
+        for end in (*optimizer.moments_of(name, array.shape), *masters)
+    }
     if world.rank == 0:
         found: dict[str, Any] = {}
         for name, parameter in {**whole, **states}.items():

@@ -21,7 +21,7 @@ from training.config import ModelConfig
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.states import STATES, check_state, content_of
+from training.optimizer.states import MASTER, check_state, content_of
 from training.pipeline.ranks import Ranks
 from training.pipeline.state import give_out
 from training.start.initial import OF_TOKENS, Initial
@@ -145,10 +145,12 @@ def _give_out_states(
     """Gives the stages the parts that they hold of a checkpoint's `states`, which rank 0 alone has."""
     own = optimizer.state_arrays()
     whole = each_once(network.bert._collect_params_with_prefix())
-    suffixes = [*STATES] if optimizer.has_masters else [*STATES[:2]]
-    if not keeps:
-        suffixes = [*STATES[2:]]
-    shapes = {f"{name}{suffix}": each.shape for name, each in whole.items() for suffix in suffixes}
+    masters = (MASTER,) if optimizer.has_masters or not keeps else ()
+    shapes = {
+        name + end: each.shape
+        for name, each in whole.items()
+        for end in (*(optimizer.moments_of(name, each.shape) if keeps else ()), *masters)
+    }
     source: Iterator[tuple[str, np.ndarray]] = iter(())
     t, present = 0, list(shapes)
     if states is not None:

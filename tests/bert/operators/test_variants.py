@@ -18,7 +18,7 @@ from tests.processes import run_command
 HERE = Path(__file__).parent
 EVERYTHING = sorted(path.stem[len("test_") :] for path in HERE.glob("test_*.py") if path != Path(__file__))
 PRODUCTS = ["attention", "decode_loss", "dense", "feed_forward", "packed", "packed_update", "self_attention"]
-PRODUCTS += ["split", "squares", "recompute", "words"]
+PRODUCTS += ["muon", "split", "squares", "recompute", "words"]
 CPU = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 # Two functions stand in for the instructions that multiply bfloat16 (tile_words.h), and products see both.
 # Where the processor has the instructions, the rest has run with them.

@@ -11,6 +11,7 @@ import pytest
 
 from base.errors import InputError
 from bert.operators import load_operators
+from tests.bert.operators.test_muon import orthogonal
 from tests.training.small_runs import trained
 from tests.training.staged import read_params, states_of
 from tests.training.tiny import same_bits
@@ -26,6 +27,7 @@ SHAPES = {
     "encoder.transformer_cells.0.layer_norm.beta": (16,),
 }
 NAMES = list(SHAPES)
+MATRIX = NAMES[2]  # Muon's
 STEPS = 25
 OTHER = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3, "weight_decay": 0.1}  # than the usual numbers
 
@@ -39,7 +41,8 @@ def native(request: pytest.FixtureRequest) -> bool:
 
 
 class Reference:
-    """LAMB: Algorithm 2 of arXiv:1904.00962; without the ratio, AdamW: Algorithm 2 of arXiv:1711.05101."""
+    """LAMB: Algorithm 2 of arXiv:1904.00962; without the ratio, AdamW: Algorithm 2 of arXiv:1711.05101; for a
+    layer's matrices Muon: Jordan et al. 2024, with the weight decay and the size of arXiv:2502.16982."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Reference:
         self.weights = [weight.astype(np.float64) for weight in weights]
         self.means = [np.zeros(weight.shape) for weight in weights]
         self.vars = [np.zeros(weight.shape) for weight in weights]
-        self.bias_correction = bias_correction or kind == "adamw"
+        self.bias_correction = bias_correction or kind in ("adamw", "muon")
         self.bounds = (lower_bound, upper_bound)
         # MXNet's operators take float32 hyperparameters, which makes 1 - 0.999 smaller by 1.3e-5 of itself.
         self.beta1, self.beta2 = float(np.float32(beta1)), float(np.float32(beta2))
@@ -69,6 +72,11 @@ class Reference:
         self.t += 1
         for i, name in enumerate(self.names[: len(self.weights)]):
             gradient = gradients[i].astype(np.float64) * rescale
+            if self.kind == "muon" and name.endswith(".weight") and "transformer_cells" in name:
+                self.means[i] = 0.95 * self.means[i] + gradient
+                update = 0.3 * np.sqrt(max(gradient.shape)) * orthogonal(gradient + 0.95 * self.means[i])
+                self.weights[i] = self.weights[i] - lr * (update + self.weight_decay * self.weights[i])
+                continue
             self.means[i] = self.beta1 * self.means[i] + (1 - self.beta1) * gradient
             self.vars[i] = self.beta2 * self.vars[i] + (1 - self.beta2) * np.square(gradient)
             mean, var = self.means[i], self.vars[i]
@@ -165,6 +173,30 @@ def test_float16_follows_the_reference_through_its_master_weights(kind: str) -> 
             np.testing.assert_array_equal(weight.asnumpy(), master.astype(np.float16))
 
 
+@pytest.mark.parametrize(
+    "native, dtype", [(False, "float32"), (False, "float16"), (True, "float32")], indirect=["native"]
+)
+def test_muon_follows_the_reference(native: bool, dtype: str) -> None:
+    """The operator's products are of bfloat16."""
+    start = [value.astype(dtype) for value in random_weights()]
+    weights = on_device(start)
+    optimizer = Optimizer("muon", NAMES, weights, Rule(**OTHER), native)
+    reference = Reference("muon", start, **OTHER)
+    for step in range(1, STEPS + 1):
+        gradients = [gradient.astype(dtype) for gradient in random_gradients(step)]
+        lr, rescale = 0.01 * step / STEPS, 0.1 * step
+        optimizer.step(on_device(gradients), lr, rescale)
+        reference.step(gradients, lr, rescale)
+    state = optimizer.state()
+    assert f"{MATRIX}.var" not in state and f"{MATRIX}.mean" in state
+    for i, name in enumerate(NAMES):
+        np.testing.assert_allclose(state[f"{name}.mean"], reference.means[i], rtol=1e-5, atol=1e-7)
+        found = state[f"{name}.master"] if dtype == "float16" else weights[i].asnumpy()
+        error = np.linalg.norm(found - reference.weights[i])
+        tolerance = 0.03 if native and name == MATRIX else 1e-4
+        assert error < tolerance * np.linalg.norm(start[i] - reference.weights[i]), name
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_zero_weights_take_the_plain_update_and_stay_zero_without_gradients(native: bool, dtype: str) -> None:
     values = [np.zeros(shape, dtype) for shape in SHAPES.values()]
@@ -234,12 +266,16 @@ def test_clip_factor(norm: float, clip_norm: float, scale: float, expected: floa
     assert clip_factor(norm, clip_norm, scale) == pytest.approx(expected, rel=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
 @pytest.mark.parametrize(
-    "native, dtype, moments",
+    "kind, native, dtype, moments",
     [
-        *((native, dtype, "float32") for native in (False, True) for dtype in ("float32", "float16")),
-        (True, "float32", "bfloat16"),
+        *(
+            (kind, native, dtype, "float32")
+            for kind in ("lamb", "bertadam", "adamw", "muon")
+            for native in (False, True)
+            for dtype in ("float32", "float16")
+        ),
+        *((kind, True, "float32", "bfloat16") for kind in ("lamb", "bertadam", "adamw")),
     ],
     indirect=["native"],
 )
@@ -294,6 +330,7 @@ def test_wrong_states_are_refused_and_change_nothing() -> None:
         {other: value for other, value in state.items() if other != name},
         {**state, "decoder.0.weight.mean": np.zeros(3, np.float32)},
         {**state, f"{NAMES[0]}.master": np.zeros(SHAPES[NAMES[0]], np.float32)},
+        Optimizer("muon", NAMES, on_device(random_weights())).state(),
         {**state, "t": np.array(-1)},
         *({**state, name: each} for each in (array[:3], array.astype(np.float64), array.astype(object))),
     ):

@@ -34,7 +34,8 @@ from training.optimizer.shards import ShardedOptimizer
 
 def weights(dtype):
     drawn = np.random.default_rng(1)
-    shapes = {"a.weight": (40, 7), "a.bias": (40,), "b.weight": (3, 40), "c.gamma": (7,), "d.weight": (9, 9)}
+    shapes = {"c.gamma": (7,), "a.bias": (40,), "d.weight": (9, 9)}
+    shapes.update({"a.transformer_cells.0.weight": (40, 7), "b.transformer_cells.0.weight": (3, 40)})
     return {name: mx.nd.array(drawn.normal(size=shape), dtype=dtype) for name, shape in shapes.items()}
 
 def steps(optimizer, number, dtype, seed):
@@ -49,13 +50,16 @@ def room(name, array):
 def values(arrays):
     return {name: array.asnumpy() for name, array in arrays.items()}
 
-for dtype, native in (("float32", load_operators()), ("float32", False), ("float16", False)):
+fused = load_operators()
+cases = [("lamb", "float32", fused), ("lamb", "float32", False), ("lamb", "float16", False)]
+cases += [("muon", "float32", fused), ("muon", "float16", False)]
+for kind, dtype, native in cases:
     whole, divided = weights(dtype), weights(dtype)
-    one = Optimizer("lamb", list(whole), list(whole.values()), native=native)
-    sharded = ShardedOptimizer(comm, "lamb", divided, Rule(), native)
+    one = Optimizer(kind, list(whole), list(whole.values()), native=native)
+    sharded = ShardedOptimizer(comm, kind, divided, Rule(), native)
     steps(one, 3, dtype, 2)
     steps(sharded, 3, dtype, 2)
-    assert same_bits(values(divided), values(whole)), dtype
+    assert same_bits(values(divided), values(whole)), (kind, dtype)
     state = sharded.gathered(room)
     assert same_bits(state, one.state()) if comm.rank == 0 else state == {}, dtype
     held = sum(array.size for array in sharded.state_arrays().values())
@@ -63,14 +67,14 @@ for dtype, native in (("float32", load_operators()), ("float32", False), ("float
 
     # Another run continues from rank 0's state, which the others do not have.
     again = {name: array.copy() for name, array in divided.items()}
-    other = ShardedOptimizer(comm, "lamb", again, Rule(), native)
+    other = ShardedOptimizer(comm, kind, again, Rule(), native)
     other.take(one.state() if comm.rank == 0 else None, keeps=True)
     steps(one, 2, dtype, 3)
     steps(other, 2, dtype, 3)
     assert other.t == 5 and same_bits(values(again), values(whole)), dtype
 
     # Another stage begins with the masters alone.
-    other = ShardedOptimizer(comm, "lamb", again, Rule(), native)
+    other = ShardedOptimizer(comm, kind, again, Rule(), native)
     other.take(one.state() if comm.rank == 0 else None, keeps=False)
     masters = {name: array for name, array in one.state().items() if name.endswith("master")}
     found = {name: array for name, array in other.gathered(room).items() if name.endswith("master")}
