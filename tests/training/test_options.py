@@ -257,6 +257,10 @@ def test_model_names():
         ("--optimizer_state bfloat16 --operators mxnet", ["_state bfloat16", "or --operators mxnet"]),
         ("--optimizer_state bfloat16 --dtype float16", ["_state bfloat16", "or --dtype float16"]),
         ("--optimizer_state bfloat16 --shard_states", ["bfloat16 with --shard_states: its roundings"]),
+        (
+            "--optimizer_state bfloat16 --optimizer muon",
+            ["bfloat16 is for LAMB's and Adam's moments, not for"],
+        ),
         ("--num_epochs 1 --num_steps 5", ["--num_epochs and --num_steps exclude each other"]),
         ("--num_epochs 1 --budget_hours 1", ["--budget_hours and --num_epochs exclude each other"]),
         ("--num_epochs 1 --dummy_data_len 16", ["--num_epochs: passes are over --data"]),
