@@ -10,7 +10,7 @@ import pytest
 from base.errors import InputError
 from tests.faults.jobs import SCRIPTS, patched
 from tests.processes import ROOT, run_ranks
-from tests.training.small_runs import command, parts_of
+from tests.training.small_runs import SHAPE, command, parts_of
 from tests.training.staged import arrays_of
 from tests.training.test_feed import Rank
 from training.checkpoint import list_steps
@@ -146,6 +146,9 @@ def test_the_estimate_counts_the_share(tmp_path):
         return estimate(part, "hvd", {"OMPI_COMM_WORLD_SIZE": "2"}).parts["optimizer states"]
 
     assert states("--shard_states") == -(-states() // 2)
+    units, hidden = SHAPE["hidden_size"], SHAPE["intermediate_size"]
+    matrices = SHAPE["num_hidden_layers"] * (4 * units * units + 2 * units * hidden)
+    assert states() - states("--optimizer", "muon") == 4 * matrices  # one moment of theirs, not two
 
 
 def test_fewer_parameters_than_ranks():
