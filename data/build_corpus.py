@@ -22,7 +22,7 @@ from typing import Any, Iterable, Iterator, Sequence
 from base.command_line import OptionParser, code_of, path_name, path_names, whole
 from base.errors import InputError
 from base.progress import Printed
-from data.debian import SOURCES, Package, Source, fetch_package
+from data.debian import SOURCES, Package, Source, fetch_package, has_package
 from data.embedded import (
     TRAIN_FILES,
     Document,
@@ -168,6 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _add_packages(collected: Collected, packages: Sequence[str], output: str) -> None:
     for source in (each for each in SOURCES if each.package in packages):
+        if not source.everywhere and not has_package(source.package):
+            print(f"{source.package}: left out, for this release has no such package", flush=True)
+            continue
         with tempfile.TemporaryDirectory(prefix="corpus-") as scratch:
             package = fetch_package(source.package, os.path.join(scratch, "package"))
             documents = _whole_sentences(source, package)

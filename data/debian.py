@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import gzip
-import html
 import html.parser
 import itertools
 import os
@@ -65,6 +64,11 @@ def fetch_package(name: str, folder: str) -> Package:
             raise _missing(name, f"dpkg-deb: {each.stderr.strip()}")
     os.unlink(archives[0])
     return Package(name, field.stdout.strip(), unpacked)
+
+
+def has_package(name: str) -> bool:
+    """Whether apt-get can download a package of this name, as far as its lists say."""
+    return _run(["apt-cache", "show", name], os.curdir).returncode == 0
 
 
 def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str]:
@@ -276,29 +280,12 @@ class _Sections(html.parser.HTMLParser):
             self.sections[-1][-1] += data
 
 
-# Of OSIS: notes, references, labels such as "Verse 1.", and by whom a quotation at a paragraph's end is.
-_LEFT_OUT = re.compile(
-    r"<note\b[^>]*(?<!/)>.*?</note>|,? *\(?<reference\b[^>]*(?<!/)>.*?</reference>\)?"
-    r'|<hi type="bold">.*?</hi>|\u2014\s*<hi type="italic">[^<]*</hi>\s*(?=<div|$)',
-    re.DOTALL,
-)
-_PARAGRAPH = re.compile(r"<title\b[^>]*(?<!/)>.*?</title>|<(?:div|chapter|lg|p)\b[^>]*>", re.DOTALL)
-_TAG = re.compile(r"<[^>]*>|\s+(?=[,.;!?])")  # and white space where something was left out
-
-
-def sword_documents(folder: str) -> Iterator[list[str]]:
-    """The books or chapters of the SWORD modules in OSIS below `folder`: a Bible, a commentary.
-
-    A module's .bzz (of books) or .czz (of chapters) has streams of zlib; .bzs or .czs has three little-endian
-    uint32 for each, its place, its size and its size unpacked.
-    """
-    for path in _files(folder, "usr/share/sword/modules/**/*.?zs"):
-        with open(path, "rb") as index, open(f"{path[:-1]}z", "rb") as handle:
-            places, data = index.read(), handle.read()
-        for start, size, _ in struct.iter_unpack("<III", places):
-            text = zlib.decompress(data[start : start + size]).decode("utf-8", "replace")
-            paragraphs = _PARAGRAPH.split(_LEFT_OUT.sub(" ", text))
-            yield [html.unescape(_TAG.sub("", paragraph)) for paragraph in paragraphs]
+def endless_sky_documents(folder: str) -> Iterator[list[str]]:
+    """Text and speech in the data files of Endless Sky below `folder`; a mission is a document."""
+    for path in _files(folder, "usr/share/games/endless-sky/data/**/*.txt"):
+        with open(path, encoding="utf-8", errors="replace") as handle:
+            for mission in re.split(r"\n(?=\S)", handle.read()):
+                yield [" ".join(each.split()) for each in re.findall(r"`([^`]*)`", mission)]
 
 
 def _files(folder: str, pattern: str) -> list[str]:
@@ -312,13 +299,14 @@ class Source(NamedTuple):
 
     package: its name, as `fetch_package` takes it. documents: from the folder where it
     is unpacked, documents as lists of paragraphs of running text. licence: of the text, as its copyright file
-    says; that file goes beside the corpus.
+    says; that file goes beside the corpus. everywhere: whether all releases since Debian 12 have it.
     """
 
     package: str
     documents: Callable[[str], Iterator[list[str]]]
     licence: str
     about: str
+    everywhere: bool = True
 
 
 SOURCES = (
@@ -328,7 +316,5 @@ SOURCES = (
     Source("r-cran-janeaustenr", austen_documents, "public domain", "Jane Austen's six novels"),
     Source("python3-doc*", python_documents, "PSF-2", "the documentation of Python"),
     Source("anarchism", anarchism_documents, "GPL-2", "a book of questions and answers on politics"),
-    Source("sword-comm-tdavid", sword_documents, "public domain", "Spurgeon's commentary on the Psalms"),
-    Source("sword-comm-mhcc", sword_documents, "public domain", "Matthew Henry's commentary on the Bible"),
-    Source("sword-text-web", sword_documents, "public domain", "the World English Bible"),
+    Source("endless-sky-data", endless_sky_documents, "GPL-3+", "conversations of a game", everywhere=False),
 )

@@ -119,27 +119,15 @@ def anarchism(folder: Path) -> None:
     )
 
 
-def sword(name: str, letter: str) -> Callable[[Path], None]:
-    """A module of SWORD with two documents, as blocks of books (letter b) or chapters (c)."""
-
-    def fill(folder: Path) -> None:
-        place = folder / "usr/share/sword/modules/any"
-        place.mkdir(parents=True)
-        index = blocks = b""
-        for start in (0, 400):
-            text = "<title>It is a heading.</title><div/>It has a &lt;name&gt;." + "".join(
-                f'<div type="x-p"/><hi type="bold">Verse 1.</hi> <w a="1">{each[:-1]}</w>, (<reference a="1">'
-                "Ps 1:1</reference>)<note>It is a note.</note>. It is\n<l>no &amp; sign.</l> \u2014"
-                '<hi type="italic">The author.</hi> <div type="x-p"/>'
-                for each in sentences(name, 800)[start : start + 400]
-            )
-            block = zlib.compress(text.encode())
-            index += struct.pack("<III", len(blocks), len(block), len(text.encode()))
-            blocks += block
-        (place / f"ot.{letter}zs").write_bytes(index)
-        (place / f"ot.{letter}zz").write_bytes(blocks)
-
-    return fill
+def endless_sky(folder: Path) -> None:
+    """Missions with conversations."""
+    place = folder / "usr/share/games/endless-sky/data"
+    place.mkdir(parents=True)
+    text = "# It is a comment.\n"
+    for index, sentence in enumerate(sentences("ship", 1600)):
+        text += "" if index % 10 else f'mission "Number {index}"\n\tdescription "Fly to <planet>."\n'
+        text += f"\t\t\t`\t\u201c{sentence}\u201d`\n\t\t\t`It has <name> in it.`\n"
+    (place / "missions.txt").write_text(text, encoding="utf-8")
 
 
 CONTENTS: Mapping[str, Callable[[Path], None]] = {
@@ -149,9 +137,7 @@ CONTENTS: Mapping[str, Callable[[Path], None]] = {
     "r-cran-janeaustenr": austen,
     "python3.77-doc": python_doc,
     "anarchism": anarchism,
-    "sword-comm-tdavid": sword("psalm", "c"),
-    "sword-comm-mhcc": sword("gospel", "b"),
-    "sword-text-web": sword("verse", "b"),
+    "endless-sky-data": endless_sky,
 }
 
 
