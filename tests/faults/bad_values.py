@@ -216,25 +216,18 @@ def cases(setting: Setting) -> Iterator[str]:
     yield from shuffled((named(number=number) for number in range(len(all_cases()))), setting)
 
 
-@contextlib.contextmanager
-def in_folder(setting: Setting) -> Iterator[None]:
-    """A command that takes a bad value goes on to work, and may write files where it is."""
-    before = os.getcwd()
-    os.chdir(setting.work)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def attempt(setting: Setting, parts: Parts) -> Tally:
     """One command as a process, or all of them, or those of one command, in this process."""
     every = all_cases()
     if "number" in parts:
-        one = every[int(parts["number"])]
-        return Tally.of(_fault(one, run))
+        return Tally.of(_fault(every[int(parts["number"])], run))
     chosen = [each for each in every if parts.get("command", each.command) == each.command]
-    return Tally.of(*(_fault(each, parse) for each in chosen), tried=len(chosen))
+    before = os.getcwd()
+    os.chdir(setting.work)  # a command that takes a bad value goes on to work, and may write files
+    try:
+        return Tally.of(*(_fault(each, parse) for each in chosen), tried=len(chosen))
+    finally:
+        os.chdir(before)
 
 
 def _fault(case: Case, try_it: Callable[[Case], Outcome]) -> str:
@@ -260,7 +253,6 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=cases,
     attempt=attempt,
-    around=in_folder,
     damages={
         "values are not looked at when options are parsed": Damage(
             ONE,
