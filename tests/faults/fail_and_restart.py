@@ -205,7 +205,7 @@ class Attack:
                 self.hosts.lose(second)
                 wait(look)
             else:
-                victim = find(run, self.setting.launcher, int(who) if who.isdigit() else who)
+                victim = find(run, self.setting.launcher, who)
                 begun = time.monotonic()
                 os.kill(victim, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         wait(look)

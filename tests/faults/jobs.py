@@ -227,13 +227,6 @@ def wait_for_checkpoint(run: Run, directory: Path) -> None:
     until(lambda: list_steps(str(directory)), run)
 
 
-def kill_all(run: Run) -> None:
-    """Kills every process of a run, one after the other."""
-    for pid in run.pids():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def find(run: Run, launcher: str, who: int | str) -> int:
     """The process id of a rank (its number), "server" or "scheduler"; waits until it has been started."""
 

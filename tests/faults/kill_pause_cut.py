@@ -190,7 +190,7 @@ def victim_of(case: Case, run: Run) -> int:
     if case.who == "launcher":
         until(lambda: run.find(SCRIPTS[case.launcher]), run)
         return run.pid
-    return find(run, case.launcher, int(case.who) if case.who.isdigit() else case.who)
+    return find(run, case.launcher, case.who)
 
 
 def without_launcher(case: Case, run: Run, victim: int, begun: int) -> str:

@@ -68,7 +68,7 @@ def victim_of(run: Run, launcher: str, who: str) -> int:
     """Process id of who is to be killed; "launcher" is the mpirun that hosts/launch.py has started."""
     if who == "launcher":
         return until(lambda: [pid for pid in run.pids() if _name(pid) == "mpirun"], run)[0]
-    return find(run, launcher, int(who) if who.isdigit() else who)
+    return find(run, launcher, who)
 
 
 def _name(pid: int) -> str:
