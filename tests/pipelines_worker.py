@@ -42,6 +42,7 @@ from training.pipeline.ranks import Ranks, place_ranks
 from training.pipeline.split import make_split
 from training.pipeline.state import check_tied, gather
 from training.pipeline.step import PipelineStep
+from training.report import Reporter
 from training.saving import Saver
 from training.start.restoring import restore_parameters, restore_states
 from training.start.start import Start
@@ -244,9 +245,8 @@ class Runner:
 
     def save(self, case: Case, network: Any, optimizer: Optimizer, ranks: Ranks, step: int) -> str:
         """The checkpoint, as a run saves it; the message of an error."""
-        reporter: Any = Silent()
         available = (lambda: 0.0) if case.tight else (lambda: 1e12)
-        saver = Saver(self.folder(case.name), Kept(), reporter, available)
+        saver = Saver(self.folder(case.name), Kept(), Reporter(), available)
         try:
             check_tied(network, ranks)
         except Exception as error:
@@ -269,13 +269,6 @@ class Runner:
         arrays = {name: array.asnumpy() for name, array in parameters.items()}
         path = self.directory / f"{case.name}-{self.world.rank}.npz"
         np.savez(path, report=np.array(json.dumps(report)), **arrays)
-
-
-class Silent:
-    def note(self, text: str) -> None:
-        pass
-
-    warn = note
 
 
 def settings_of(accumulate: int, rank: int, ranks: int) -> StepSettings:
