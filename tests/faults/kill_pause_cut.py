@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import re
 import signal
 import time
@@ -24,12 +25,14 @@ from tests.faults.jobs import (
     END_SECONDS,
     ONE_THREAD,
     SCRIPTS,
+    STOPPING_ITSELF,
     UNNAMED,
     UNSEEN,
+    WRITING,
     Job,
-    catch_saving,
     corpus,
     find,
+    is_stopped,
     last_step,
     starter,
     traces,
@@ -48,6 +51,7 @@ WHO = {
 }
 HOW = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "cut": None}
 WHEN = ("start", "joining", "first steps", "steps", "saving")
+INTERVAL = 10  # of checkpoints
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
             wait_for_checkpoint(run, case.directory)
         saving = find(run, case.launcher, 0) if case.when == "saving" else None
         if saving is not None:
-            catch_saving(saving, case.directory)
+            until(lambda: is_stopped(saving), run, pause=0.001)
         begun = last_step(case.directory)
         number = HOW[case.how]
         if number is not None:
@@ -141,7 +145,11 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
 
 def start(case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
     """A run without an end, over two hosts if there are any."""
-    job = Job(case.setting)
+    stops_itself = ""
+    if case.when == "saving":  # the second checkpoint
+        moment = random.Random(case.who + case.how).choice(WRITING)
+        stops_itself = STOPPING_ITSELF.format(step=INTERVAL + 1, moment=moment)
+    job = Job(case.setting, patch=stops_itself)
     words = job.words(
         case.directory,
         data=corpus(case.setting) / "corpus" / "train-*.txt",
@@ -149,7 +157,7 @@ def start(case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
         batch_size="32,2",
         comm_timeout=5 if case.setting.calm else 20,  # on a busy machine two ranks do not join in 5 s
         log_interval=2,
-        ckpt_interval=10,
+        ckpt_interval=INTERVAL,
         keep_checkpoints=2,
     )
     launcher_args: list[Any] = []

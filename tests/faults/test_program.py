@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from base.errors import InputError
-from tests.faults import attack_pipelines, jobs
+from tests.faults import jobs
 from tests.faults.__main__ import main
 from tests.faults.catalogue import PROGRAMS
 from tests.faults.figure import BACKENDS, ONCE, Damage, Figure, Program, Setting, Tally
@@ -195,7 +195,7 @@ def test_a_run_stops_itself_while_it_saves(tmp_path):
     """As attacks on pipelines have it: at one moment of the first saving from a step on."""
     script = tmp_path / "script.py"
     script.write_text(SAVES_TWICE)
-    patch = attack_pipelines.STOPPING_ITSELF.format(step=5, moment=".states.npz")
+    patch = jobs.STOPPING_ITSELF.format(step=5, moment=".states.npz")
     (tmp_path / "patched.py").write_text(patched(script, patch))
     with start_command([sys.executable, tmp_path / "patched.py", tmp_path / "saved"]) as run:
         until(lambda: jobs.is_stopped(run.pid), run)
