@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Iterator, Mapping
 
 from tests.namespaces import Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire, started
-from tests.processes import until
+from tests.processes import executable, until
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 SSHD = "/usr/sbin/sshd"
@@ -46,11 +46,6 @@ IdentitiesOnly yes
 UserKnownHostsFile {folder}/known_hosts
 GlobalKnownHostsFile /dev/null
 """
-
-
-def address(number: int) -> str:
-    """IPv4 address of a host."""
-    return f"10.77.0.{number + 1}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,7 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
         raise Unavailable("no ssh server: apt-get install openssh-server")
     folder = folder.absolute()
     names = NAMES[:number]
-    addresses = [address(index) for index in range(number)]
+    addresses = [f"10.77.0.{index + 1}" for index in range(number)]
     keys = {name: _key(folder / f"host.{name}") for name in names}
     user = _key(folder / "user")
     known = "".join(f"{place} {keys[name]}\n" for name, place in zip(names, addresses))
@@ -135,9 +130,7 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
     lines = ["127.0.0.1 localhost", *map(" ".join, zip(addresses, names))]
     _write(folder / "hosts", "".join(f"{line}\n" for line in lines))
     client = f"ssh -F {shlex.quote(str(folder / 'client'))}"
-    (folder / "bin").mkdir(exist_ok=True)
-    _write(folder / "bin" / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
-    (folder / "bin" / "ssh").chmod(0o755)
+    executable(folder / "bin" / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
     with joined(names) as holders, contextlib.ExitStack() as stack:
         servers = []
         for holder, place, name in zip(holders, addresses, names):
