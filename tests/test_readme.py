@@ -622,7 +622,7 @@ def help_of(name: str) -> str:
         return run_command([sys.executable, "-m", name, "--help"]).check().stdout
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        COMMANDS[name].parse(["--help"])
+        COMMANDS[name](["--help"])
     text = out.buffer.getvalue().decode("utf-8")
     assert "--help" in text, name
     return text
