@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named, shuffled
-from tests.faults.jobs import SCRIPTS, corpus, patched
-from tests.processes import ROOT, RunResult, run_ranks, words_of
+from tests.faults.jobs import SCRIPTS, Job, corpus, patched
+from tests.processes import ROOT, RunResult, run_ranks
 
 LINES = 600  # of text
 # Executed by the rank that differs, before anything of this project is imported.
@@ -76,18 +76,6 @@ def files_of(setting: Setting) -> Files:
     with (found.code / "training" / "step.py").open("a") as file:
         file.write("# changed\n")
     return found
-
-
-def arguments(files: Files, ckpt_dir: Path) -> list[str]:
-    """The command line that the ranks have in common."""
-    options: dict[str, Any] = {
-        "raw": True,
-        "data": files.text, "vocab": files.vocabulary, "model": "bert_1_32_2", "max_seq_length": 32,
-        "batch_size": 4, "num_buckets": 2, "num_data_workers": 1, "num_steps": 3, "lr": 0.001,
-        "warmup_ratio": 0.1, "log_interval": 1, "ckpt_interval": 3, "peak_tflops": 1, "comm_timeout": 120,
-        "ckpt_dir": ckpt_dir, "cache_dir": files.folder / "tokens",
-    }  # fmt: skip
-    return words_of(options)
 
 
 def kinds(files: Files) -> Mapping[str, Kind]:
@@ -164,7 +152,12 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     kind = kinds(files)[parts["kind"]]
     before = _BEFORE.format(words=list(kind.words), change=kind.change, differs=parts["differs"])
     code = patched(ROOT / SCRIPTS[launcher], setting.patch, before)
-    result = run_ranks(code, 2, launcher, args=arguments(files, ckpt_dir))
+    words = Job(setting).words(
+        ckpt_dir, resume=None, stages=None, data=files.text, data_eval=None, vocab=files.vocabulary,
+        cache_dir=files.folder / "tokens", max_seq_length=32, batch_size=4, num_steps=3, lr=0.001,
+        warmup_ratio=0.1, ckpt_interval=3, comm_timeout=120,
+    )  # fmt: skip
+    result = run_ranks(code, 2, launcher, args=words)
     fault = fault_of(launcher, result, kind, ckpt_dir)
     said = [line for line in result.stderr.splitlines() if "do not agree" in line] or [""]
     return Tally.of(fault and f"{fault}: {said[0]}")
