@@ -19,7 +19,7 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping
+from typing import Iterator
 
 from tests.namespaces import Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire, started
 from tests.processes import executable, until
@@ -38,7 +38,6 @@ PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 LogLevel ERROR
-{more}
 """
 _CLIENT = """
 IdentityFile {folder}/user
@@ -108,13 +107,12 @@ class SshHosts:
 
 
 @contextlib.contextmanager
-def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None = None) -> Iterator[SshHosts]:
+def ssh_hosts(folder: Path, number: int) -> Iterator[SshHosts]:
     """Makes hosts with a slot each.
 
     Args:
         folder: for keys and configurations.
         number: hosts, up to four.
-        settings: more lines of sshd_config, by the host's name.
     """
     if not os.access(SSHD, os.X_OK):
         raise Unavailable("no ssh server: apt-get install openssh-server")
@@ -134,10 +132,8 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
     with joined(names) as holders, contextlib.ExitStack() as stack:
         servers = []
         for holder, place, name in zip(holders, addresses, names):
-            more = (settings or {}).get(name, "")
             _write(folder / f"authorized.{name}", f"{user}\n")
-            text = _SERVER.format(folder=folder, name=name, address=place, more=more)
-            _write(folder / f"server.{name}", text)
+            _write(folder / f"server.{name}", _SERVER.format(folder=folder, name=name, address=place))
             servers.append(_start_server(stack, holder, folder, name))
         yield SshHosts(
             folder=folder,

@@ -188,7 +188,9 @@ def _send(
     delivered, staying = 0, len(held)
     for number in range(messages):
         text = kinds[number % len(kinds)](draw, token)
-        pieces, end = _pieces(text, draw), draw.randrange(4)
+        cut = draw.randrange(len(text) + 1)
+        pieces = [text] if draw.random() < 0.7 else [text[:cut], text[cut:]]
+        end = draw.randrange(4)
         with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
             stranger = ends.enter_context(socket.create_connection((HERE, port), 2))
             delivered += 1
@@ -205,11 +207,6 @@ def _send(
             held.pop(staying).close()
         if number % _BATCH == _BATCH - 1 or number == messages - 1:
             yield delivered
-
-
-def _pieces(text: bytes, draw: random.Random) -> list[bytes]:
-    cut = draw.randrange(len(text) + 1)
-    return [text] if draw.random() < 0.7 else [text[:cut], text[cut:]]
 
 
 def _hold(port: int, count: int = HELD) -> list[socket.socket]:
@@ -244,15 +241,16 @@ def flood(port: int, seconds: float) -> None:
 # --- What strangers send.
 
 
-def _frame(payload: bytes, token: bytes, nonce: bytes = b"n" * 16) -> bytes:
+def _frame(payload: bytes, token: bytes) -> bytes:
     """The first bytes of a caller that has the token: `base.sealed`'s format, written down again."""
+    nonce = b"n" * 16
     words = b"heartbeat 1" + b"caller" + nonce + bytes(16) + struct.pack(">Q", 0) + payload
     tag = hmac.new(token, words, hashlib.sha256).digest()
     return nonce + struct.pack(">H", len(payload)) + tag + payload
 
 
-def _hello(rank: int, host: bytes = b"node-7") -> bytes:
-    return _FIXED.pack(wire.HELLO, rank, 4711, 0.0) + host
+def _hello(rank: int) -> bytes:
+    return _FIXED.pack(wire.HELLO, rank, 4711, 0.0) + b"node-7"
 
 
 # Payloads that say nothing that a rank says.

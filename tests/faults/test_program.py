@@ -29,13 +29,13 @@ def program(attempt, number="77", cases=("a=1", "a=2", "a=3"), **more) -> Progra
     return Program(number, "a figure", "a goal", cases=lambda setting: cases, attempt=attempt, **given)
 
 
-def measured(programs, folder, minutes=1.0, backends=tuple(BACKENDS)) -> dict[tuple[str, str], Figure]:
+def measured(programs, folder, minutes=1.0) -> dict[tuple[str, str], Figure]:
     found = {}
 
     def keep(figure):
         found[figure.number, figure.backend] = figure
 
-    measure(Plan(units_of(programs, backends), 3, folder), Clock(minutes), keep)
+    measure(Plan(units_of(programs, BACKENDS), 3, folder), Clock(minutes), keep)
     return found
 
 
