@@ -51,6 +51,11 @@ def finished(script: Path, words: Sequence[str], ranks: int = 1, launcher: str =
         return run.wait().check()
 
 
+def of(trained: Path | str) -> dict[str, Any]:
+    """Options of a run that takes a fine-tuned model with its head."""
+    return {"model": None, "vocab": None, "model_parameters": trained}
+
+
 def parameters(folder: Path) -> dict[str, np.ndarray]:
     return read_params(folder, list_steps(str(folder))[-1])
 
@@ -121,11 +126,7 @@ class TestSquad:
         assert manifest["ended"] and manifest["vocabulary"]["file"] == "vocab.txt"
 
     def test_only_predict_is_the_last_evaluation(self, data, answered, tmp_path):
-        words = squad(
-            data, tmp_path, train_file=None, model=None, vocab=None, model_parameters=answered,
-            only_predict=True,
-        )  # fmt: skip
-        finished(SQUAD, words)
+        finished(SQUAD, squad(data, tmp_path, train_file=None, only_predict=True, **of(answered)))
         for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
             assert (tmp_path / name).read_bytes() == (answered / name).read_bytes()
         result = read_result(str(tmp_path))
@@ -156,7 +157,7 @@ class TestSquad:
         part, *_ = prepare(finetune_squad.SCRIPT, words)
         assert "span_classifier.weight" not in part.inputs.start.initial.tensors
         assert any("random numbers for the head" in each for each in part.inputs.start.initial.messages)
-        words = squad(data, tmp_path, model=None, vocab=None, model_parameters=answered)
+        words = squad(data, tmp_path, **of(answered))
         part, *_ = prepare(finetune_squad.SCRIPT, words)
         head = part.inputs.start.initial.tensors["span_classifier.weight"].read()
         np.testing.assert_array_equal(head, parameters(answered)["span_classifier.weight"])
@@ -197,8 +198,7 @@ class TestClassifier:
     def test_classes_keep_their_names(self, data, labelled, tmp_path):
         """In another order than the model's they are an error; without --labels they are the model's, which
         the other tests here see."""
-        given = {"model": None, "vocab": None, "model_parameters": labelled}
-        for words in (classifier(data, tmp_path, **given), classifier(data, labelled, resume=True)):
+        for words in (classifier(data, tmp_path, **of(labelled)), classifier(data, labelled, resume=True)):
             with pytest.raises(InputError, match=r"model knows 1, 0, this run has 0, 1; give"):
                 prepare(finetune_classifier.SCRIPT, [*words, "--labels", "0,1"])
 
@@ -207,10 +207,7 @@ class TestClassifier:
         some = tmp_path / "some.tsv"
         lines = (data / "dev.tsv").read_text().splitlines()[:11]
         some.write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines))
-        words = classifier(
-            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True,
-            test_file=some,
-        )  # fmt: skip
+        words = classifier(data, tmp_path, only_inference=True, test_file=some, **of(labelled))
         result = finished(CLASSIFIER, words)
         assert "(46 sequences, 36 with a label, " in result.stdout, "the others are predicted alone"
         own, others = (
@@ -261,8 +258,8 @@ def test_the_best_of_each_seed_is_kept(data, tmp_path):
         expected = max(scores, key=scores.__getitem__)  # the first of equal ones
         assert best == {"step": expected, "figure": "eval_score", "value": scores[expected]}
         assert list_steps(str(member)) == sorted({expected, 36} | ({24} if expected == 36 else set()))
-    best = {"model_parameters": f"{member}:best", "model": None, "vocab": None}
-    finished(CLASSIFIER, classifier(data, tmp_path / "again", only_inference=True, **best))
+    words = classifier(data, tmp_path / "again", only_inference=True, **of(f"{member}:best"))
+    finished(CLASSIFIER, words)
     assert read_result(str(tmp_path / "again")).score == scores[expected]
 
 
@@ -321,17 +318,16 @@ def test_bad_input_is_one_line(words, case, data, tmp_path, monkeypatch):
 
 
 def test_a_head_of_another_task(data, answered, tmp_path):
-    words = classifier(data, tmp_path, model=None, vocab=None, model_parameters=answered)
+    words = classifier(data, tmp_path, **of(answered))
     with pytest.raises(InputError, match=r"lacks label_classifier\.weight.*--init_from"):
         prepare(finetune_classifier.SCRIPT, words)
 
 
-@pytest.mark.parametrize("more, remedy", [({}, "--resume"), ({"only_predict": True}, "another directory")])
-def test_a_run_is_not_written_over(more, remedy, data, answered):
-    if more:
-        more = {**more, "model": None, "vocab": None, "model_parameters": answered}
-    with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
-        prepare(finetune_squad.SCRIPT, squad(data, answered, **more))
+def test_a_run_is_not_written_over(data, answered):
+    predicts = {"only_predict": True, **of(answered)}
+    for more, remedy in (({}, "--resume"), (predicts, "another directory")):
+        with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
+            prepare(finetune_squad.SCRIPT, squad(data, answered, **more))
 
 
 OF_RANK = f"""import os, sys

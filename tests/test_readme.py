@@ -23,25 +23,18 @@ import numpy as np
 import pytest
 
 import convert
-import finetune_classifier
-import finetune_squad
 import hparams
 import lamb_paper
 import predict
 import score
 from base.options import RANK
-from comparison.backends import BACKENDS
-from comparison.options import MergeOptions
-from comparison.options import parse_options as parse_comparison
-from comparison.projection.command import ProjectionOptions
 from data.formats.files import read_instances
-from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.faults.bad_values import COMMANDS
 from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training.checkpoint import save
-from training.finetuning.options import NOT_HERE, parse
+from training.finetuning.options import NOT_HERE
 from training.options import NOT_HERE as OF_GLUONNLP
 from training.options import TABLE as OPTIONS
 from training.options import TAKEN, parse_options
@@ -237,28 +230,11 @@ def test_the_call_to_sagemaker():
     compile(run_command([sys.executable, *command.words[1:]]).check().stdout, "call.py", "exec")
 
 
-@each_of("compare.py")
-def test_the_commands_that_compare(command):
-    """Their options are understood; tests/comparison runs such commands, cut down."""
-    options = parse_comparison(command.words[2:], BACKENDS)
-    if isinstance(options, MergeOptions):
-        assert options.merge
-    elif not isinstance(options, ProjectionOptions):
-        assert options.backends and (options.cells if "--comm_only" in command.words else options.settings)
-
-
-@each_of(*FINETUNING)
-def test_the_commands_that_finetune(command):
-    """Their options are understood; tests/test_finetune.py runs such commands on small files."""
-    script = finetune_squad if program(command) == "finetune_squad.py" else finetune_classifier
-    options = parse(script.SCRIPT, split_at_script(command)[1])
-    assert options.init_from or options.model_parameters
-
-
-@each_of("results.py")
-def test_the_commands_that_make_tables(command):
-    """Their options are understood; tests/training/results runs such commands on real runs."""
-    assert parse_tables(command.words[2:]).runs
+@each_of("compare.py", "results.py", *FINETUNING)
+def test_the_commands_of_long_runs(command):
+    """Their options are understood. tests/comparison, tests/training/results and tests/test_finetune.py run
+    such commands, cut down."""
+    assert COMMANDS[program(command)](split_at_script(command)[1])
 
 
 @pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])
@@ -631,10 +607,7 @@ def help_of(name: str) -> str:
 @pytest.fixture(scope="module")
 def helps_of() -> dict[str, str]:
     """The help of each command that the guides may name an option of."""
-    names = [*DATA_COMMANDS, "bench.step", "training.profile", "tests.faults"]
-    names += [f"hosts/{name}.py" for name in ("launch", "check", "slurm", "kubernetes", "sagemaker")]
-    names += [SCRIPT, "hparams.py", "compare.py", "convert.py", "predict.py", "score.py", "results.py"]
-    return {name: help_of(name) for name in [*names, *FINETUNING, "tests.pipeline_hosts"]}
+    return {name: help_of(name) for name in [*COMMANDS, "tests.faults", "tests.pipeline_hosts"]}
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,8 @@ WHO = {
     "hvd_gloo": ("0", "1", "launcher"),
     "byteps": ("0", "1", "server", "scheduler", "launcher"),
 }
-HOW = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "cut": None}
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+HOW = (*SIGNALS, "cut")
 WHEN = ("start", "joining", "first steps", "steps", "saving")
 INTERVAL = 10  # of checkpoints
 
@@ -118,17 +119,15 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
             wait_for_step(run, case.directory, 1)
         elif case.when in ("steps", "saving"):
             wait_for_checkpoint(run, case.directory)
-        saving = find(run, case.launcher, 0) if case.when == "saving" else None
-        if saving is not None:
+        if case.when == "saving":
+            saving = find(run, case.launcher, 0)
             until(lambda: is_stopped(saving), run, pause=0.001)
         begun = last_step(case.directory)
-        number = HOW[case.how]
-        if number is not None:
-            os.kill(victim, number)
-        else:
-            assert hosts is not None
+        if hosts is not None:
             hosts.cut()
-        if saving is not None and (case.who, case.how) != ("0", "stopped"):
+        else:
+            os.kill(victim, SIGNALS[case.how])
+        if case.when == "saving" and (case.who, case.how) != ("0", "stopped"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(saving, signal.SIGCONT)
         if case.when == "start" and case.how != "killed" and case.who != "launcher":
