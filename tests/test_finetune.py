@@ -47,8 +47,7 @@ def launched(script: Path, words: Sequence[str], ranks: int = 1, launcher: str =
 
 
 def finished(script: Path, words: Sequence[str], ranks: int = 1, launcher: str = "none") -> Any:
-    with launched(script, words, ranks, launcher) as run:
-        return run.wait().check()
+    return launched(script, words, ranks, launcher).finish()
 
 
 def of(trained: Path | str) -> dict[str, Any]:
@@ -89,8 +88,7 @@ def start(data: Path, folder: Path, launcher: str) -> Any:
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    with start(data, folder, "mpirun") as run:
-        run.wait().check()
+    start(data, folder, "mpirun").finish()
     return folder
 
 
@@ -239,8 +237,7 @@ def test_killed_and_resumed_bit_for_bit(data, whole, tmp_path):
     with start(data, tmp_path, "byteps") as run:
         run.kill_when((tmp_path / "0000005.json").exists)
     assert list_steps(str(tmp_path))[-1] < list_steps(str(whole))[-1]
-    with start(data, tmp_path, "byteps") as run:
-        result = run.wait().check()
+    result = start(data, tmp_path, "byteps").finish()
     assert "continuing after step" in result.stdout
     assert same_files(whole, tmp_path) == []
 

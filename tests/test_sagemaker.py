@@ -111,8 +111,7 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
     assert "sagemaker_train: SIGTERM; 2 ranks here save and end" in result.stderr
     (step,) = list_steps(str(sagemaker.checkpoints))
     assert 5 <= step < 120 and not list(sagemaker.model.iterdir())
-    with sagemaker.start(fields["hyperparameters"]) as run:
-        result = run.wait().check()
+    result = sagemaker.start(fields["hyperparameters"]).finish()
     assert f"continuing after step {step}" in result.stdout
     assert {"0000120.params", "0000120.json"} <= {each.name for each in sagemaker.model.iterdir()}
 

@@ -113,8 +113,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         if failure:
             return Tally.of(failure)
         (disk / "filled").unlink(missing_ok=True)
-        with started(Job(undamaged(setting), 2), case, directory) as run:
-            run.wait().check()
+        started(Job(undamaged(setting), 2), case, directory).finish()
         return Tally.of(differences(directory, expected))
 
 
@@ -123,8 +122,7 @@ def undisturbed(setting: Setting, case: Case) -> Path:
     bits."""
     directory = setting.shared / "whole-stages"
     if not (directory / f"{LAST:07d}.json").exists():
-        with started(Job(undamaged(setting), 2), case, directory) as run:
-            run.wait().check()
+        started(Job(undamaged(setting), 2), case, directory).finish()
     return directory
 
 

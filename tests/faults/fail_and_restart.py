@@ -73,8 +73,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
     with small_disk(setting.folder("disks") / "disk", "64M") as disk, two_hosts(setting.work) as hosts:
         directory = disk / "run"
         if not (expected / "results.json").exists():
-            with started(Job(undamaged(setting)), expected, hosts, **options(failures)) as run:
-                run.wait().check()
+            started(Job(undamaged(setting)), expected, hosts, **options(failures)).finish()
         with started(Job(setting), directory, hosts, **options(failures)) as run:
             attack, texts = Attack(run, setting, hosts, directory), []
             for number, kind in enumerate(kinds(KINDS[setting.backend], failures, draw)):

@@ -183,8 +183,7 @@ def whole(setting: Setting, accumulate: int = 1) -> Path:
     directory = setting.shared / f"whole-{setting.backend}-{accumulate}"
     if not (directory / f"{LAST:07d}.json").exists():
         job = Job(undamaged(setting), accumulate)
-        with job.start(job.words(directory)) as run:
-            run.wait().check()
+        job.start(job.words(directory)).finish()
     return directory
 
 

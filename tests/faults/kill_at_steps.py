@@ -26,8 +26,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         newest = max(list_steps(str(directory)), default=0)
         assert newest > saved or step == first, f"nothing was saved in {BETWEEN} steps"
         saved = newest
-    with job.start(job.words(directory)) as run:
-        run.wait().check()
+    job.start(job.words(directory)).finish()
     return Tally.of(differences(directory, expected), tried=len(kills))
 
 

@@ -51,8 +51,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         os.kill(victim, signal.SIGKILL)
         result = run.wait()
     logged = last_step(directory)
-    with job.start(words, ranks) as run:
-        resumed = run.wait().check()
+    resumed = job.start(words, ranks).finish()
     # Before its first step: one that began anew comes to the second stage, too.
     begin = re.split(r"stage \d, step", resumed.stdout)[0]
     found = re.search(r"(?:continuing|stage 2 begins) after step (\d+)", begin)

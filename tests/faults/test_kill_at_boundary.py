@@ -62,8 +62,7 @@ def horovod(shared) -> Job:
 def whole(horovod, tmp_path_factory) -> Path:
     """An uninterrupted launch of two Horovod processes."""
     directory = tmp_path_factory.mktemp("whole")
-    with horovod.start(horovod.words(directory, **CHANGES), launcher="mpirun") as run:
-        result = run.wait().check()
+    result = horovod.start(horovod.words(directory, **CHANGES), launcher="mpirun").finish()
     assert result.ranks[1].stdout == "" and result.ranks[1].stderr == ""
     said = result.ranks[0].stdout
     assert f"stage 2 begins after step {FIRST}" in said
