@@ -28,7 +28,6 @@ import lamb_paper
 import predict
 import score
 from base.options import RANK
-from data.formats.files import read_instances
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.faults.bad_values import COMMANDS
 from tests.hosts.manifests import objects, problems
@@ -52,7 +51,8 @@ SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 FINETUNING = ("finetune_squad.py", "finetune_classifier.py")
 DATA_COMMANDS = (
-    *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz", "data.build_corpus"),
+    *("data.prepare", "data.inspect", "data.train_vocab"),
+    *("data.convert_npz", "data.build_corpus"),  # tests/data
     "data.classification.embedded",  # tests/data/classification/test_submission.py
     *("data.questions.cloze", "data.questions.score"),  # tests/data/questions
 )
@@ -498,29 +498,6 @@ def test_options_of_the_data_commands_exist(helps_of):
         for word in command.words[3:]:
             if word.startswith("--"):
                 assert re.search(rf"{word}\b(?!-)", helps_of[program(command)]), command.text
-
-
-def test_conversion_of_gluonnlps_files(tmp_path):
-    """The guide's command on a file as GluonNLP writes it; the result is what the training script reads."""
-    (tmp_path / "pretrain").mkdir()
-    rows = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 12)]
-    masked = [np.array([2], np.int32), np.array([2, 4], np.int32)]
-    columns = {
-        "input_ids": rows,
-        "segment_ids": [np.zeros(len(row), np.int32) for row in rows],
-        "masked_lm_positions": masked,
-        "masked_lm_ids": [row + 5 for row in masked],
-        "masked_lm_weights": [np.ones(len(row), np.float32) for row in masked],
-    }
-    pickled = {name: np.array(column, dtype=object) for name, column in columns.items()}
-    pickled["next_sentence_labels"] = np.array([0, 1], np.int32)
-    pickled["valid_lengths"] = np.array([9, 12], np.int32)
-    np.savez_compressed(tmp_path / "pretrain" / "part-000.npz", **pickled)
-    (command,) = of("data.convert_npz")
-    run_command([sys.executable, *command.words[1:]], cwd=tmp_path).check()
-    (arrays,) = read_instances(str(tmp_path / "padded" / "part-000.npz"), 100)
-    assert arrays.valid_lengths.tolist() == [9, 12]
-    assert arrays.masked_lm_ids.tolist() == [[7, 0], [7, 9]]
 
 
 def tree_entries() -> list[str]:

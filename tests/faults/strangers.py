@@ -68,14 +68,12 @@ def attack(messages: int, seed: int, stranger_seconds: float = 3.0, damage: str 
             for count in _send(port, address.token, messages, random.Random(seed), held):
                 delivered = count
                 descriptors.append(_descriptors(process.pid))
-                _drip(held)
                 if effects:
                     raise ConnectionError("the run has ended")
-            with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
+            with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT):  # waits for its end
                 time.sleep(FLOOD_SECONDS / 2)
                 descriptors.append(_descriptors(process.pid))
                 links.append(_link(3, address, effects))
-                flood.wait()
             for connection in held:
                 connection.close()
         except ConnectionError as error:
@@ -100,15 +98,11 @@ def bother(port: int, messages: int, seed: int, during: Callable[[], None]) -> i
     many messages, a flood. Returns how many messages were delivered. `during`: called while the flood lasts.
     """
     held = _hold(port, IDLE)
-    delivered = 0
     try:
-        for count in _send(port, NO_TOKEN, messages, random.Random(seed), held):
-            delivered = count
-            _drip(held)
-        with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
+        *_, delivered = _send(port, NO_TOKEN, messages, random.Random(seed), held)
+        with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT):  # waits for its end
             time.sleep(FLOOD_SECONDS / 2)
             during()
-            flood.wait()
     finally:
         for connection in held:
             connection.close()
@@ -182,8 +176,8 @@ def _command(function: str, *given: object) -> list[str]:
 def _send(
     port: int, token: bytes, messages: int, draw: random.Random, held: list[socket.socket]
 ) -> Iterator[int]:
-    """Sends the messages, each over a connection of its own, a quarter of which are `held` until others come;
-    yields how many were delivered, after each batch."""
+    """Sends the messages, each over a connection of its own, a quarter of which are `held` until others come,
+    and after each batch a byte over every second of those; yields how many messages were delivered."""
     kinds = tuple(MESSAGES.values())
     delivered, staying = 0, len(held)
     for number in range(messages):
@@ -206,6 +200,9 @@ def _send(
         if len(held) > staying + STAYING:
             held.pop(staying).close()
         if number % _BATCH == _BATCH - 1 or number == messages - 1:
+            for connection in held[::2]:
+                with contextlib.suppress(OSError):
+                    connection.send(b"\0")
             yield delivered
 
 
@@ -219,12 +216,6 @@ def _hold(port: int, count: int = HELD) -> list[socket.socket]:
             if number % 5 == 0:
                 connection.shutdown(socket.SHUT_WR)
     return held
-
-
-def _drip(held: Sequence[socket.socket]) -> None:
-    for connection in held[::2]:
-        with contextlib.suppress(OSError):
-            connection.send(b"\0")
 
 
 def flood(port: int, seconds: float) -> None:
