@@ -71,10 +71,9 @@ IN_CONTAINERS = ("/opt/ml/", "/opt/bert", "/root/.ssh")
 # Of mpirun, horovodrun, TensorBoard, rsync, sbatch and docker.
 FOREIGN_OPTIONS = {
     *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
-    *("--mpi", "--nodes", "--ntasks-per-node", "--batch", "--kill-on-bad-exit", "--gang-scheduling"),
-    *("--nv", "--no-container-remap-root"),
+    *("--mpi", "--ntasks-per-node", "--batch", "--kill-on-bad-exit", "--gang-scheduling"),
+    *("--nv", "--no-container-remap-root", "--network-interface", "--logdir"),
     *("--bind-to", "--output-filename", "--map-by", "--oversubscribe", "--prtemca", "--gloo"),
-    *("--network-interface", "--logdir", "--NAME", "--FLAG"),
     # GluonNLP's, rejected with a reason that no --help has, or taken as others.
     *(f"--{name}" for name in [*NOT_HERE, *OF_GLUONNLP, *TAKEN]),
 }
@@ -97,7 +96,6 @@ def blocks(guide: Path) -> Iterator[Block]:
 class Command(NamedTuple):
     """One command of a guide; `shown` is what it prints there, None where that is not shown."""
 
-    guide: str
     text: str
     shown: str | None
 
@@ -111,12 +109,12 @@ def commands(block: Block) -> list[Command]:
     if block.language == "bash":
         lines = block.text.replace("\\\n", " ").splitlines()
         lines = [line for line in lines if line.strip() and not line.startswith("#")]
-        found = [Command(block.guide, " ".join(line.split()), None) for line in lines]
+        found = [Command(" ".join(line.split()), None) for line in lines]
     elif block.language == "console":
         assert block.text.startswith("$ "), f"{block.guide}:{block.line} begins without a command"
         for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
             text, _, shown = part.partition("\n")
-            found.append(Command(block.guide, text, shown))
+            found.append(Command(text, shown))
     return found
 
 
