@@ -70,7 +70,7 @@ def same_files(one: Path, other: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def answered(data, tmp_path_factory) -> Path:
-    """SQuAD 2.0 on one process, with dropout; an epoch has 18 steps or so."""
+    """SQuAD 2.0 on one process; an epoch has 18 steps or so."""
     folder = tmp_path_factory.mktemp("squad")
     result = finished(SQUAD, squad(data, folder, epochs=2, dropout=0))
     assert "random" not in result.stderr and "scores: exact_match " in result.stdout

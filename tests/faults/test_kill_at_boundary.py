@@ -104,9 +104,3 @@ def test_over_byteps_it_is_the_same_training(shared, whole, tmp_path):
     result = killed(job, tmp_path, (tmp_path / f"{FIRST + 3:07d}.json").exists)
     check_restart(result, tmp_path, FIRST + 3)
     assert differences(tmp_path, whole) == ""
-    of_horovod = [each for each in metrics(whole) if "lr" in each]
-    of_byteps = [each for each in metrics(tmp_path) if "lr" in each]
-    assert [each["stage"] for each in of_byteps] == [each["stage"] for each in of_horovod]
-    for found, expected in zip(of_byteps, of_horovod):
-        assert found["mlm_loss"] == pytest.approx(expected["mlm_loss"], rel=1e-5)
-        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
