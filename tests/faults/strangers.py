@@ -247,7 +247,7 @@ def _hello(rank: int) -> bytes:
 # Payloads that say nothing that a rank says.
 WRONG: tuple[Callable[[random.Random], bytes], ...] = (
     lambda draw: b"",
-    lambda draw: draw.randbytes(draw.randrange(1, 40)) if hasattr(draw, "randbytes") else b"\xff" * 40,
+    lambda draw: draw.randbytes(draw.randrange(1, 40)),
     lambda draw: _hello(0),
     lambda draw: _hello(1),  # again
     lambda draw: _hello(draw.randrange(4, 1 << 32)),
