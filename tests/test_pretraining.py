@@ -34,9 +34,9 @@ def options(corpus, ckpt_dir, **changes) -> list[str]:
     return words_of(chosen)
 
 
-def train(args, ranks=1, launcher="none", **kwargs):
+def train(args, ranks=1, launcher="none"):
     # One thread each: threads that wait for each other are slow on a busy machine.
-    return run_ranks(SCRIPT, ranks, launcher, args=args, env={"OMP_NUM_THREADS": "1"}, **kwargs)
+    return run_ranks(SCRIPT, ranks, launcher, args=args, env={"OMP_NUM_THREADS": "1"})
 
 
 def metrics_of(ckpt_dir: Path) -> list[dict]:
