@@ -27,7 +27,7 @@ from tasks.base import Task
 from training.agreement import agree, check_replicas
 from training.checkpoint import Kept, library_versions
 from training.config import ModelConfig, RunConfig
-from training.estimate import estimate, split_of
+from training.estimate import estimate, shape_of
 from training.exchange import broadcast_json
 from training.guard import SKIP, Guard
 from training.metrics import Stopwatch, evaluate, finite_or_none, forward
@@ -266,7 +266,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         write_run_file(config, ranks.world, seed, plan)
     feed, eval_feed = _open_data(part, plan, data_seed(seed, start.stage), ranks, reporter, stack)
     if ranks.pipelined:
-        counts = broadcast_json(split_of(part).counts, ranks.world)
+        counts = broadcast_json(shape_of(part).split.counts, ranks.world)
         ranks = ranks.divided(config.model.bert, make_split(counts))
     model = open_model(part, task, ranks, seed)
     restore_parameters(start, model.network, ranks, config.model, seed)
