@@ -20,7 +20,7 @@ from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.states import MASTER, T, parameter_of
+from training.optimizer.states import T, parameter_of
 from training.pipeline.ranks import PARAMETERS, STATE, Ranks
 
 
@@ -100,11 +100,8 @@ def gather(
         return {}, {}, ()
     own = {**live_arrays(network_parameters(network)), **optimizer.state_arrays()}
     once = each_once(whole)
-    masters = (MASTER,) if optimizer.has_masters else ()
     states = {
-        name + end: array
-        for name, array in once.items()
-        for end in (*optimizer.moments_of(name, array.shape), *masters)
+        name + end: array for name, array in once.items() for end in optimizer.moments_of(name, array.shape)
     }
     if world.rank == 0:
         found: dict[str, Any] = {}
