@@ -61,22 +61,20 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. `manifest` and `states_path` are None for a .params file alone."""
+    """A checkpoint on disk. `manifest` is None for a .params file alone, without states."""
 
     step: int
     params_path: str
-    states_path: str | None
     manifest: dict[str, Any] | None
 
     def open_states(self) -> ContextManager[Mapping[str, np.ndarray]]:
-        """The optimizer states by name, each loaded when asked for. ValueError for a .params file alone.
+        """The optimizer states by name, each loaded when asked for.
 
         Raises:
-            InputError: the file is not an archive of plain arrays; nothing is ever unpickled.
+            InputError: there is no such file, or it is not an archive of plain arrays; nothing is ever
+                unpickled.
         """
-        if self.states_path is None:
-            raise ValueError(f"{self.params_path} has no optimizer states beside it")
-        return open_states(self.states_path)
+        return open_states(self.params_path[: -len(PARAMS)] + STATES)
 
 
 class Kept(NamedTuple):
@@ -153,7 +151,7 @@ def save(
             + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
         ) from error
     prune(ckpt_dir, step, keep, facts.get("begun"))
-    return Checkpoint(step, step_path(ckpt_dir, step, PARAMS), step_path(ckpt_dir, step, STATES), manifest)
+    return Checkpoint(step, params_path(ckpt_dir, step), manifest)
 
 
 def list_steps(ckpt_dir: str) -> list[int]:
@@ -172,12 +170,11 @@ def newest_complete(
     committed = set(list_steps(ckpt_dir))
     for step in sorted(committed | set(_steps_with(ckpt_dir, PARAMS)), reverse=True):
         if step not in committed:
-            path = step_path(ckpt_dir, step, PARAMS)
-            report(f"{path} has no manifest (its saving was interrupted): passed over")
+            report(f"{params_path(ckpt_dir, step)} has no manifest (its saving was interrupted): passed over")
             continue
         if os.path.lexists(step_path(ckpt_dir, step, _ASIDE)):
             report(
-                f"{step_path(ckpt_dir, step, PARAMS)}: no step was taken after it: passed over "
+                f"{params_path(ckpt_dir, step)}: no step was taken after it: passed over "
                 f"(--start_step {step} takes it all the same)"
             )
             continue
@@ -207,12 +204,12 @@ def load_step(ckpt_dir: str, step: int) -> Checkpoint:
     """
     if step in list_steps(ckpt_dir):
         return verified(ckpt_dir, step)
-    params_path = step_path(ckpt_dir, step, PARAMS)
-    if not os.path.isfile(params_path):
+    path = params_path(ckpt_dir, step)
+    if not os.path.isfile(path):
         steps = list_steps(ckpt_dir)
         available = f"available: {', '.join(map(str, steps))}" if steps else "there is none in --ckpt_dir"
-        raise InputError(f"--start_step {step}: no checkpoint {params_path}; {available}")
-    return Checkpoint(step, params_path, None, None)
+        raise InputError(f"--start_step {step}: no checkpoint {path}; {available}")
+    return Checkpoint(step, path, None)
 
 
 def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES)) -> Checkpoint:
@@ -239,7 +236,7 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
             raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
         if extension == STATES:
             check_states(path)
-    return Checkpoint(step, step_path(ckpt_dir, step, PARAMS), step_path(ckpt_dir, step, STATES), manifest)
+    return Checkpoint(step, params_path(ckpt_dir, step), manifest)
 
 
 def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:

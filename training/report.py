@@ -13,6 +13,7 @@ from typing import IO, Any, Iterator, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
+from base.drawing import new_figure
 from base.errors import TrainingError
 from base.files import replacing
 from base.json_files import read_json_lines
@@ -287,16 +288,10 @@ def read_metrics(directory: str) -> list[dict[str, Any]]:
 def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     """Draws loss.png from metrics.jsonl: each panel's figure by step, evaluations as points. Returns its
     path."""
-    # Without pyplot, which takes as long to import again and keeps figures for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metrics = read_metrics(directory)
     stages = sorted({each.get("stage", 0) for each in metrics}) or [0]
     begun = boundary(metrics)
-    width = 5.5 * len(panels)
-    figure = Figure(figsize=(width, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((5.5 * len(panels), 4.2))
     rows = figure.subplots(1, len(panels), squeeze=False)
     for axes, panel in zip(rows[0], panels):
         for (name, style, label), stage in itertools.product(
@@ -319,7 +314,7 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
             axes.legend()
     path = os.path.join(directory, PLOT_FILE)
     with _on_disk(path), replacing(path) as file:
-        figure.savefig(file, dpi=110, format="png")
+        figure.savefig(file, format="png")
     return path
 
 

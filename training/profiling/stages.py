@@ -54,7 +54,7 @@ def stage_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     for trace in traces:
         sums = dict.fromkeys(FIGURES, 0.0)
         for name in _steps(traces):
-            for figure, time in _figures(_passes(trace, _replica(trace, traces), name)).items():
+            for figure, time in _figures(_passes(trace, traces, name)).items():
                 sums[figure] += time / 1e3 / len(_steps(traces))
         facts = {name: trace.facts[name] for name in ("rank", "stage", "stages", "replica", "schedule")}
         micro_batches = len((trace.facts.get("batches") or [[]])[0])
@@ -91,7 +91,7 @@ def median_step(traces: Sequence[Trace]) -> tuple[str, list[Passes]]:
     """The step in the middle of those that all ranks have traced: its name, and each rank's part of it."""
     names = _steps(traces)
     name = names[len(names) // 2]
-    return name, [_passes(trace, _replica(trace, traces), name) for trace in traces]
+    return name, [_passes(trace, traces, name) for trace in traces]
 
 
 def _steps(traces: Sequence[Trace]) -> list[str]:
@@ -103,13 +103,9 @@ def _steps(traces: Sequence[Trace]) -> list[str]:
     ]
 
 
-def _replica(trace: Trace, traces: Sequence[Trace]) -> list[Trace]:
-    return [each for each in traces if each.facts["replica"] == trace.facts["replica"]]
-
-
-def _passes(trace: Trace, replica: Sequence[Trace], name: str) -> Passes:
-    """A rank's part of the step of this name."""
-    bounds = [_bounds(each, name) for each in replica]
+def _passes(trace: Trace, traces: Sequence[Trace], name: str) -> Passes:
+    """A rank's part of the step of this name. `traces`: those of its replica are among them."""
+    bounds = [_bounds(each, name) for each in traces if each.facts["replica"] == trace.facts["replica"]]
     window = min(begin for begin, *_ in bounds), max(last for _, _, last, _ in bounds)
     begin, first, last, end = _bounds(trace, name)
     own = (begin, end)

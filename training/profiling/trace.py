@@ -59,12 +59,6 @@ _PACKING = {"concat", "slice_axis", "div_scalar"}
 _GRADIENT = "_backward_"
 
 
-def is_backward(name: str) -> bool:
-    """Whether the operator, or most of what is bulked in it, belongs to the backward pass."""
-    parts = name.split(",")
-    return 2 * sum(part.startswith(_GRADIENT) for part in parts) > len(parts)
-
-
 def is_bulk(name: str) -> bool:
     """Whether the event stands for several operators, which cannot be told apart."""
     return "," in name or name == "ImperativeBulk"
@@ -147,8 +141,9 @@ class Operator(NamedTuple):
 
     @property
     def backward(self) -> bool:
-        """Whether it belongs to the backward pass."""
-        return is_backward(self.name)
+        """Whether it, or most of what is bulked in it, belongs to the backward pass."""
+        parts = self.name.split(",")
+        return 2 * sum(part.startswith(_GRADIENT) for part in parts) > len(parts)
 
 
 class Step(NamedTuple):
