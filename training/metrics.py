@@ -52,19 +52,14 @@ class Totals:
         self._spread = np.zeros(len(SPREAD))
 
     def add(
-        self,
-        batches: Sequence[Any],
-        sums: mx.nd.NDArray,
-        finite: bool = True,
-        waited: float = 0.0,
-        flops: float = 0.0,
+        self, batches: Sequence[Any], sums: mx.nd.NDArray, finite: bool = True, flops: float = 0.0
     ) -> None:
-        """Adds a step's batches, for which it waited `waited` seconds, and their `flops`; where the step
-        was not finite, its tokens count but its sums do not."""
+        """Adds a step's batches, and their `flops`; where the step was not finite, its tokens count but its
+        sums do not."""
         sequences = sum(len(batch.input_ids) for batch in batches)
         tokens = sum(int(batch.valid_lengths.sum()) for batch in batches)
         padded = sum(batch.input_ids.size for batch in batches)
-        self._counts += (sequences, tokens, padded, waited, flops)
+        self._counts += (sequences, tokens, padded, 0.0, flops)
         if finite:
             denominators = self._task.count(batches)
             count = denominators[self._counted]
@@ -76,7 +71,7 @@ class Totals:
             self._spread += (1, count * count)
 
     def add_wait(self, seconds: float) -> None:
-        """Adds the seconds that a step waited for its batches, on a rank whose batches count elsewhere."""
+        """Adds the seconds that a step waited for its batches."""
         self._counts[COUNTS.index("waited_s")] += seconds
 
     def over_ranks(self, communicator: Communicator) -> Gathered:

@@ -92,8 +92,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         random = [] if given.data or given.dummy_data_len else ["--dummy_data_len", str(given.max_seq_length)]
         # In front: what the user gives comes later and wins.
         options = parse_options(["--ckpt_dir", folder, *random, *arguments], _HELP)
-        config = run_config(options)
-        inputs = check_inputs(config)
+        inputs = check_inputs(run_config(options))
         separate_operators()
         set_threads()  # before mxnet is imported below
 
@@ -101,8 +100,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         from tasks.pretraining.task import Pretraining
         from training.train import train_stages
 
-        facts: dict[str, Any] = {**config.model.bert.facts(), "vocab_size": inputs.vocab_size}
-        facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
+        facts = {"threads": int(os.environ["OMP_NUM_THREADS"])}
         path = os.path.join(folder, "trace.json")
         options.profile = TracePlan(path, warmup + 1, warmup + steps, stop=True, facts=facts)
         # The scripts speak of schedules and losses, which are not this command's business.

@@ -123,40 +123,41 @@ class Result:
         return self.scores.get(self.main_score or "")
 
 
-class Recorder:
-    """Keeps the results.json of a run in `folder`, which exists; rank 0's."""
+@contextlib.contextmanager
+def recorded(
+    folder: str, result: Result, figures: Callable[[], Mapping[str, Any]]
+) -> Iterator[Callable[..., None]]:
+    """Keeps the results.json of a run in `folder`, which exists; rank 0 calls it. Writes the result as
+    unfinished, and what ends the block if that is an exception, which goes on.
 
-    def __init__(self, folder: str, result: Result):
-        self._folder, self.result = folder, result
+    A block that ends in order calls what it is given with the fields that its outcome changes. `figures`:
+    those that are known when an exception has ended it, besides status and reason.
 
-    def update(self, **changes: Any) -> None:
-        """Changes fields of the result, and writes it. TrainingError where the disk does not take it."""
-        self.result = replace(self.result, **changes)
+    Raises:
+        TrainingError: the disk does not take it.
+    """
+
+    def update(**changes: Any) -> None:
+        nonlocal result
+        result = replace(result, **changes)
         try:
-            write_result(self._folder, self.result)
+            write_result(folder, result)
         except OSError as error:
-            path = os.path.join(self._folder, RESULTS_FILE)
+            path = os.path.join(folder, RESULTS_FILE)
             raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
 
-    @contextlib.contextmanager
-    def recording(self, figures: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Writes the result as unfinished, and what ends the block if that is an exception, which goes on.
-
-        A block that ends in order has called `update` with its outcome. `figures`: the fields that are known
-        when an exception has ended it, besides status and reason.
-        """
-        self.update(status=UNFINISHED, reason=None)
-        try:
-            yield
-        except BaseException as error:
-            status, reason = outcome_of(error)
-            known: Mapping[str, Any] = {}
-            with contextlib.suppress(Exception):  # without memory, or a disk, this may fail as well
-                known = figures()
-            # The error that is on its way is the one to be read, not that its record could not be written.
-            with contextlib.suppress(TrainingError):
-                self.update(**known, status=status, reason=reason)
-            raise
+    update(status=UNFINISHED, reason=None)
+    try:
+        yield update
+    except BaseException as error:
+        status, reason = outcome_of(error)
+        known: Mapping[str, Any] = {}
+        with contextlib.suppress(Exception):  # without memory, or a disk, this may fail as well
+            known = figures()
+        # The error that is on its way is the one to be read, not that its record could not be written.
+        with contextlib.suppress(TrainingError):
+            update(**known, status=status, reason=reason)
+        raise
 
 
 def outcome_of(error: BaseException) -> tuple[str, str | None]:

@@ -18,12 +18,12 @@ from training.results.record import (
     NOT_FINITE,
     RESULTS_FILE,
     UNFINISHED,
-    Recorder,
     Speed,
     Stage,
     held_out_scores,
     outcome_of,
     read_result,
+    recorded,
     speed_of,
     write_result,
 )
@@ -106,8 +106,7 @@ class TestEnds:
     )
     def test_an_exception_is_recorded_and_goes_on(self, tmp_path, error, status, reason):
         assert outcome_of(error) == (status, reason)
-        recorder = Recorder(str(tmp_path), RUN)
-        with pytest.raises(type(error)), recorder.recording(lambda: {"steps": 9}):
+        with pytest.raises(type(error)), recorded(str(tmp_path), RUN, lambda: {"steps": 9}):
             assert read_result(str(tmp_path)).status == UNFINISHED, "what a kill would leave"
             raise error
         found = read_result(str(tmp_path))
@@ -117,7 +116,7 @@ class TestEnds:
         def no_memory() -> Any:
             raise MemoryError
 
-        with pytest.raises(NotFiniteError), Recorder(str(tmp_path), RUN).recording(no_memory):
+        with pytest.raises(NotFiniteError), recorded(str(tmp_path), RUN, no_memory):
             raise NotFiniteError("at step 1")
         assert read_result(str(tmp_path)).status == NOT_FINITE
 
