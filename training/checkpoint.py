@@ -254,7 +254,7 @@ def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
     if manifest.get("format") != FORMAT or manifest.get("step") != step:
         found = f"format {manifest.get('format')!r}, step {manifest.get('step')!r}"
         raise InputError(f"the manifest {path} is of {found}, needed is format {FORMAT}, step {step}")
-    check_facts(manifest, f"the manifest {path}", (PARAMS, STATES))
+    _check_facts(manifest, f"the manifest {path}")
     return manifest
 
 
@@ -368,24 +368,16 @@ def best_step(ckpt_dir: str) -> int:
     return step
 
 
-def check_facts(manifest: Mapping[str, Any], source: str, files: Sequence[str]) -> None:
+def _check_facts(manifest: Mapping[str, Any], source: str) -> None:
     """Checks types and ranges of a manifest's entries: a checksum says that nothing was changed by accident,
     not that a run can go on with it. Entries that are not there are not missed: older versions wrote fewer,
-    and who needs one says so.
-
-    Args:
-        source: the manifest, for the beginning of messages.
-        files: extensions of the files that it must describe.
-
-    Raises:
-        InputError: naming the entry.
-    """
+    and who needs one says so. Raises InputError, which begins with the `source` and names the entry."""
     for name, (check, wanted) in _ENTRIES.items():
         if name in manifest and not check(manifest[name]):
             raise InputError(f"{source} is damaged: {name} is not {wanted}")
     described = manifest.get("files")
-    if not isinstance(described, dict) or set(described) != set(files):
-        raise InputError(f"{source} is damaged: it does not describe the files {', '.join(files)}")
+    if not isinstance(described, dict) or set(described) != {PARAMS, STATES}:
+        raise InputError(f"{source} is damaged: it does not describe the files {PARAMS}, {STATES}")
     for name, entry in described.items():
         size, checksum = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
         if not (_whole(0, _MOST_BYTES)(size) and _is_checksum(checksum)):
