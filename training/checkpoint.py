@@ -34,7 +34,7 @@ from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
 from training.guard import is_history
 from training.optimizer.scaler import are_skips, is_state
-from training.states_file import check_states, open_states, write_states
+from training.states_file import open_states, write_states
 
 FORMAT = 1
 _BLOCK = 1 << 20  # bytes written at once
@@ -235,7 +235,8 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
         except OSError as error:
             raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
         if extension == STATES:
-            check_states(path)
+            with open_states(path):  # which looks at all headers
+                pass
     return Checkpoint(step, params_path(ckpt_dir, step), manifest)
 
 
