@@ -111,43 +111,35 @@ class Stopwatch:
 
     def __init__(self, at_start: float = 0.0) -> None:
         self.at_start = at_start
-        self._laps = at_start
-        self._pause_begun: float | None = None
         self.begin()
 
     def begin(self) -> None:
         """Begins the first lap; what has passed since the stopwatch was made does not count."""
-        self._begun = time.monotonic()
-        self._paused = 0.0
+        self._counted = self._lap_begun = self.at_start  # of `total`: until `_since`, and at the last lap
+        self._since: float | None = time.monotonic()  # None in a pause
 
     def __enter__(self) -> Stopwatch:
-        self._pause_begun = time.monotonic()
+        self._counted, self._since = self.total, None
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._pause_begun is not None, "leaves what it has entered"
-        self._paused += time.monotonic() - self._pause_begun
-        self._pause_begun = None
+        self._since = time.monotonic()
 
     @property
     def total(self) -> float:
         """Seconds of training, with those of earlier runs."""
-        return self._laps + self._since_lap()
+        return self._counted + (0.0 if self._since is None else time.monotonic() - self._since)
 
     def lap(self) -> float:
         """Seconds of training since the last lap."""
-        seconds = max(self._since_lap(), 1e-9)
-        self._laps += seconds
-        self.begin()
-        return seconds
+        begun, self._lap_begun = self._lap_begun, self.total
+        return max(self._lap_begun - begun, 1e-9)
 
     def at_least(self, seconds: float) -> None:
-        """Sets `total` forward, where it is less."""
-        self._laps += max(0.0, seconds - self.total)
-
-    def _since_lap(self) -> float:
-        now = time.monotonic() if self._pause_begun is None else self._pause_begun
-        return now - self._begun - self._paused
+        """Sets `total` forward, where it is less; that is no part of a lap."""
+        more = max(0.0, seconds - self.total)
+        self._counted += more
+        self._lap_begun += more
 
 
 PARTS = 32  # of an evaluation, for comparing it with another
