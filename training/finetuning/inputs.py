@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -152,12 +152,10 @@ class FinetuningInputs(RunInputs):
             communicator.size,
             grouping=Grouping(max_length=self.max_seq_length),
         )
-
-        def batches() -> Iterator[Any]:
-            for rows in order.batches():
-                yield evaluation.collate(rows.examples, rows.padded)
-
-        return EvaluationFeed(batches, collector=evaluation.collector)
+        return EvaluationFeed(
+            lambda: (evaluation.collate(rows.examples, rows.padded) for rows in order.batches()),
+            collector=evaluation.collector,
+        )
 
     def _order(
         self, config: RunConfig, training: TrainingExamples, place: tuple[int, int, int]
