@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,11 +35,6 @@ RUN = replace(
 
 class MXNetError(Exception):
     """Named like MXNet's."""
-
-
-def changed(folder: Path, **changes: Any) -> None:
-    path = folder / RESULTS_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 class TestFile:
@@ -75,7 +69,8 @@ class TestFile:
     )  # fmt: skip
     def test_a_damaged_file_is_named(self, tmp_path, changes):
         write_result(str(tmp_path), RUN)
-        changed(tmp_path, **changes)
+        path = tmp_path / RESULTS_FILE
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
         with pytest.raises(InputError, match=RESULTS_FILE):
             read_result(str(tmp_path))
 
