@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import io
 import json
 import os
@@ -193,14 +194,10 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
     """One name stands for those of all ranks."""
     if len(paths) > 1:
         return list(paths)
-    folder, name = os.path.split(paths[0])
-    try:
-        beside = os.listdir(folder or ".")
-    except OSError:
-        beside = []
-    found = (re.fullmatch(re.escape(name) + r"\.(\d+)", each) for each in beside)
-    ranks = sorted(int(match[1]) for match in found if match)
-    return [paths[0], *(f"{paths[0]}.{rank}" for rank in ranks)]
+    (path,) = paths
+    ends = (each[len(path) + 1 :] for each in glob.glob(f"{glob.escape(path)}.*"))
+    ranks = sorted(int(end) for end in ends if end.isdecimal())
+    return [path, *(f"{path}.{rank}" for rank in ranks)]
 
 
 def _check_folder(out: str) -> None:

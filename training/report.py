@@ -363,10 +363,8 @@ def _keep_before(path: str, span: Span) -> None:
     if not os.path.exists(path) or os.path.getsize(path) == 0:
         return
     if span.first == 0:
-        number = 1
-        while os.path.exists(f"{path}.{number}"):
-            number += 1
-        os.rename(path, f"{path}.{number}")
+        names = (f"{path}.{number}" for number in itertools.count(1))
+        os.rename(path, next(name for name in names if not os.path.exists(name)))
         return
     kept = [each for each in read_metrics(os.path.dirname(path)) if span.follows(each)]
     with replacing(path) as file:

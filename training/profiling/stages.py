@@ -9,6 +9,7 @@ adds. After the passes follow averages, norm and update.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple, Sequence
 
 from base.tables import Row, Table
@@ -36,15 +37,9 @@ class Passes(NamedTuple):
 def staged(traces: Sequence[Trace]) -> list[Trace]:
     """Those of ranks that hold a stage, replica by replica; only where every stage of a replica is there."""
     found = [trace for trace in traces if "stage" in trace.facts]
-    replicas: dict[int, list[Trace]] = {}
-    for trace in found:
-        replicas.setdefault(trace.facts["replica"], []).append(trace)
-    return [
-        trace
-        for _, ranks in sorted(replicas.items())
-        if len(ranks) == ranks[0].facts["stages"]
-        for trace in sorted(ranks, key=lambda each: each.facts["stage"])
-    ]
+    found.sort(key=lambda trace: (trace.facts["replica"], trace.facts["stage"]))
+    replicas = Counter(trace.facts["replica"] for trace in found)
+    return [trace for trace in found if replicas[trace.facts["replica"]] == trace.facts["stages"]]
 
 
 def stage_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
