@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from operator import attrgetter
@@ -139,10 +140,6 @@ QUESTIONS = ("SQuAD 1.1", "SQuAD 2.0")  # columns of the table of phases, whethe
 _MACHINE = "machine hosts world_size dtype"
 
 
-def _short(status: str) -> str:
-    return SHORT.get(status, status)
-
-
 def _mean_and_deviation(score: Mapping[str, Any]) -> str:
     form = form_of(score["mean"])
     return f"{score['mean']:{form}}" + ("" if score["sd"] is None else f" ± {score['sd']:{form}}")
@@ -172,7 +169,7 @@ COLUMNS: Mapping[str, Column] = {
     "epochs": Column("epochs", "{:,.6g}".format),
     "batch_size": Column("batch", "{:,.6g}".format),
     "runs": Column("runs", _COUNT),
-    "status": Column("status", _short),
+    "status": Column("status", lambda status: SHORT.get(status, status)),
     "reason": Column("reason"),
     "steps": Column("steps", _COUNT),
     "step_s": Column("s/step", digits, attrgetter("speed.step_s")),
@@ -400,13 +397,10 @@ def _score_heading(data: str, tuned: Sequence[Result]) -> str:
 
 def _status(results: Sequence[Result]) -> str:
     """`finished`, or what runs have come to where they have not all: `2 finished, 1 OOM`."""
-    counts = dict.fromkeys((FINISHED, *SHORT), 0)
-    for each in results:
-        counts[each.status] += 1
-    there = {status: count for status, count in counts.items() if count}
-    if len(there) == 1:
-        return _short(next(iter(there)))
-    return ", ".join(f"{count} {_short(status)}" for status, count in there.items())
+    counts = Counter(SHORT.get(each.status, each.status) for each in results)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{counts[each]} {each}" for each in (FINISHED, *SHORT.values()) if each in counts)
 
 
 def _speed_or_end(parts: Sequence[Result]) -> float | str | None:
