@@ -13,7 +13,7 @@ import os
 import statistics
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from base.errors import InputError, NotFiniteError, TrainingError, is_out_of_memory
 from base.files import is_temporary, replacing
@@ -179,13 +179,15 @@ def outcome_of(error: BaseException) -> tuple[str, str | None]:
 def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
     """The speed that these lines of metrics.jsonl, of one run or one stage of it, show."""
     lines = [each for each in metrics if "step_s" in each]
+    names = ("sequences_per_s", "tokens_per_s", "step_s")
+    medians = {name: median_of(each.get(name) for each in lines) for name in names}
+    return Speed(**medians, train_s=lines[-1].get("training_s") if lines else None)
 
-    def median(name: str) -> float | None:
-        values = [each[name] for each in lines if each.get(name) is not None]
-        return statistics.median(values) if values else None
 
-    trained = lines[-1].get("training_s") if lines else None
-    return Speed(median("sequences_per_s"), median("tokens_per_s"), median("step_s"), trained)
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def held_out_scores(metrics: Sequence[Mapping[str, Any]], step: int) -> dict[str, float | None]:

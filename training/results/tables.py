@@ -30,6 +30,7 @@ from training.results.record import (
     Result,
     Stage,
     has_result,
+    median_of,
     read_result,
 )
 from training.results.summary import form_of
@@ -249,8 +250,8 @@ def instance_table(runs: Sequence[Run]) -> Values:
                 "status": _status(group),
                 **_cells(group[0], "main_score"),
                 "score": _spread(_scores(group)),
-                "sequences_per_s": _median(each.speed.sequences_per_s for each in done),
-                "train_s": _median(each.speed.train_s for each in done),
+                "sequences_per_s": median_of(each.speed.sequences_per_s for each in done),
+                "train_s": median_of(each.speed.train_s for each in done),
             }
         )
     columns = _columns(f"{_MACHINE} task model runs status main_score score sequences_per_s train_s")
@@ -292,7 +293,7 @@ def scaling_table(runs: Sequence[Run]) -> Values:
     for group in grouped(parts, lambda each: (*_work(each), each.backend, each.dtype, each.device)):
         done = [each for each in group if each.status == FINISHED and each.speed.sequences_per_s]
         fewest = min((each.world_size for each in done), default=0)
-        base = _median(each.speed.sequences_per_s for each in done if each.world_size == fewest)
+        base = median_of(each.speed.sequences_per_s for each in done if each.world_size == fewest)
         several = len({each.world_size for each in done}) > 1
         for part in sorted(group, key=lambda each: each.world_size):
             speed_up = None
@@ -407,17 +408,12 @@ def _speed_or_end(parts: Sequence[Result]) -> float | str | None:
     """Median sequences a second of those that finished; without any, why not."""
     done = [each for each in parts if each.status == FINISHED]
     if done:
-        return _median(each.speed.sequences_per_s for each in done)
+        return median_of(each.speed.sequences_per_s for each in done)
     return SHORT[parts[-1].status] if parts else None
 
 
 def _of_process(part: Result) -> float:
     return float(part.batch_size or 0) / part.world_size
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
