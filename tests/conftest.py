@@ -57,9 +57,8 @@ def corpus(tmp_path_factory) -> Corpus:
 
 
 @pytest.fixture
-def two_hosts(request, tmp_path):
-    """Two network namespaces as two hosts (`tests.namespaces.TwoHosts`) with one slot each, or as many as an
-    indirect parameter says. Skips where namespaces cannot be made."""
-    slots = getattr(request, "param", 1)
-    with namespaces.or_skip(namespaces.two_hosts(tmp_path, slots), "network namespaces") as hosts:
+def two_hosts(tmp_path):
+    """Two network namespaces as two hosts (`tests.namespaces.TwoHosts`) with one slot each. Skips where
+    namespaces cannot be made."""
+    with namespaces.or_skip(namespaces.two_hosts(tmp_path), "network namespaces") as hosts:
         yield hosts

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Iterator, Sequence, TypeVar
 
-from tests.processes import LIMIT
+from tests.processes import LIMIT, executable
 
 Made = TypeVar("Made")
 NAMES = ("alpha", "beta")
@@ -174,18 +174,13 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
     with joined([*NAMES, *([SPARE] if spare else [])]) as holders, contextlib.ExitStack() as stack:
         hostfile = directory / "hostfile"
         hostfile.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES), encoding="ascii")
-        agent = directory / "agent"
         names = directory / "hosts"
         lines = ["127.0.0.1 localhost", *map(" ".join, zip((*ADDRESSES, SPARE_ADDRESS), (*NAMES, SPARE)))]
         names.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
         sockets = [directory / f"shell.{holder}" for holder in holders]
         shells = [_start_shell(stack, holder, path) for holder, path in zip(holders, sockets)]
-        agent.write_text(_agent(sockets), encoding="ascii")
-        agent.chmod(0o755)
-        (directory / "ssh").mkdir(exist_ok=True)
-        ssh = directory / "ssh" / "ssh"
-        ssh.write_text(_SSH.format(agent=shlex.quote(str(agent))), encoding="ascii")
-        ssh.chmod(0o755)
+        agent = executable(directory / "agent", _agent(sockets))
+        executable(directory / "ssh" / "ssh", _SSH.format(agent=shlex.quote(str(agent))))
         own = f"PRTE_MCA_plm_ssh_agent={agent}"
         yield TwoHosts(
             hostfile=hostfile,

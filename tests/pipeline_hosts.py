@@ -25,7 +25,7 @@ from base.tables import Row, Table, terminal
 from bench.harness import write_figures
 from bert.configuration import named_config
 from bert.memory import parameter_count
-from tests.namespaces import INTERFACE, TwoHosts, two_hosts
+from tests.namespaces import INTERFACE, TwoHosts, enter, two_hosts
 from tests.processes import ROOT, run_command, run_ranks
 from training.entry import exit_code
 from training.pipeline.placement import PLACEMENTS
@@ -87,9 +87,8 @@ def measure(hosts: TwoHosts, case: Case, placement: str, folder: Path) -> float:
 def limit(hosts: TwoHosts, rate: str) -> None:
     """Limits what each host sends."""
     for holder in hosts.holders:
-        enter = ["nsenter", "--target", str(holder), "--net", "--"]
         shape = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "200ms"]
-        run_command([*enter, "tc", "qdisc", "replace", "dev", INTERFACE, *shape]).check()
+        run_command([*enter(holder), "tc", "qdisc", "replace", "dev", INTERFACE, *shape]).check()
 
 
 def hosts_table(figures: Sequence[dict[str, Any]], rate: str) -> Table:

@@ -37,6 +37,8 @@ from bench.harness import write_figures
 from bert.weights.names import EMBEDDING
 from tests.pipelines_worker import CLIP_NORM, STALE, SWAPPED, UNTIED, Case
 from tests.processes import run_ranks
+from training.pipeline.options import SCHEDULES
+from training.pipeline.placement import PLACEMENTS
 
 WORKER = Path(__file__).with_name("pipelines_worker.py")
 LOSSES = 1e-5  # greatest difference of a loss, relative to one of at least 1
@@ -45,8 +47,6 @@ LAYERS = 4
 COUNTS = {1: (LAYERS,), 2: (3, 1), 3: (1, 2, 1), 4: (1, 1, 1, 1)}  # layers of each stage
 MICRO_BATCHES = (1, 4, 7)
 REPLICAS = (1, 2)
-SCHEDULES = ("1f1b", "gpipe")
-PLACEMENTS = ("intra_first", "inter_first")
 OTHERS = (("mxnet", "mxnet", "float32"), ("bfloat16", "fused", "bfloat16"))
 TIME_LIMIT = 3600.0  # seconds for a launch
 
@@ -80,13 +80,11 @@ class Compared:
     other_gradients: tuple[str, ...]
 
 
-def launch(
-    cases: Sequence[Case], size: int, directory: Path, timeout: float = TIME_LIMIT
-) -> dict[str, Found]:
+def launch(cases: Sequence[Case], size: int, directory: Path) -> dict[str, Found]:
     """Runs cases on so many ranks, all in one launch."""
     listed = json.dumps([asdict(case) for case in cases])
     launcher = "mpirun" if size > 1 else "none"
-    run_ranks(WORKER, size, launcher, timeout=timeout, args=[directory, listed]).check()
+    run_ranks(WORKER, size, launcher, timeout=TIME_LIMIT, args=[directory, listed]).check()
     return {case.name: read(case, size, directory) for case in cases}
 
 
@@ -164,23 +162,19 @@ def overflow_of(steps: int) -> int:
     return max(2, steps * 2 // 5)
 
 
-def alone(steps: int, folder: Path) -> dict[str, Found]:
-    """Runs of one process, with the micro-batches of 1 and 2 replicas, also nudged; and once more, as the
-    run of one stage in one replica."""
-    cases = []
-    for replicas in REPLICAS:
-        for each in MICRO_BATCHES:
-            whole = base_case(1, replicas, each, steps)
-            cases += [reference(whole), replace(reference(whole), name=f"nudged-{whole.name}", nudged=True)]
-            if replicas == 1:
-                cases.append(replace(whole, name=f"ranks-{whole.name}", shared=True))
-    return launch(cases, 1, folder)
+def alone(steps: int) -> list[Case]:
+    """Runs of one process, with the micro-batches of 1 and 2 replicas, also nudged."""
+    wholes = (base_case(1, replicas, each, steps) for replicas in REPLICAS for each in MICRO_BATCHES)
+    return [
+        replace(reference(whole), name=f"{kind}-{whole.name}", nudged=kind == "nudged")
+        for whole in wholes
+        for kind in ("alone", "nudged")
+    ]
 
 
-def variants(stages: int, replicas: int, micro_batches: int, steps: int) -> list[Case]:
+def variants(base: Case) -> list[Case]:
     """The same run with both schedules and placements; without stages there is one."""
-    base = base_case(stages, replicas, micro_batches, steps)
-    if stages == 1:
+    if base.stages == 1:
         return [replace(base, name=f"ranks-{base.name}", shared=True)]
     return [
         replace(base, name=f"{base.name}-{schedule}-{placement}", schedule=schedule, placement=placement)
@@ -200,7 +194,7 @@ def compare_all(
     `steps` that were applied; `skipped`: numbers of those that were not.
 
     Args:
-        known: the runs of `alone`, and those of one stage.
+        known: the runs of `alone`, and those of one stage, by name.
     """
     one, ranks, nudged = (known[f"{kind}-{base.name}"] for kind in ("alone", "ranks", "nudged"))
     to_one = max((compare(each, one) for each in found), key=lambda each: each.loss)
@@ -311,28 +305,22 @@ def main() -> int:
     matrix: list[dict[str, Any]] = []
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        known = alone(options.steps, Path(name))
-    for replicas in REPLICAS:
-        for stages in sorted({1, *options.stages}):  # one stage is what the others are compared with
-            bases = [base_case(stages, replicas, each, options.steps) for each in MICRO_BATCHES]
-            if (stages, replicas) == (1, 1):
-                found = known
-            else:
-                cases = [each for b in bases for each in variants(stages, replicas, b.accumulate, b.steps)]
-                with tempfile.TemporaryDirectory() as name:
-                    found = launch(cases, stages * replicas, Path(name))
-            if stages == 1:
-                known.update({name: each for name, each in found.items() if name.startswith("ranks-")})
-            for base in bases:
-                named = variants(stages, replicas, base.accumulate, base.steps)
-                figures, cells, wrong = compare_all(base, [found[each.name] for each in named], known)
-                matrix.append(figures)
-                rows.append(Row(cells))
-                where = f"{stages} x {replicas}, {base.accumulate} micro-batches"
-                print(f"{where}: {'; '.join(wrong) or 'as it must be'}", file=sys.stderr, flush=True)
-                faults += [f"{where}: {each}" for each in wrong]
-    with tempfile.TemporaryDirectory() as name:
-        tables, wrong = check_others(launch(others(options.steps), 4, Path(name)))
+        folder = Path(name)
+        known = launch(alone(options.steps), 1, folder)
+        for replicas in REPLICAS:
+            for stages in sorted({1, *options.stages}):  # one stage is what the others are compared with
+                bases = [base_case(stages, replicas, each, options.steps) for each in MICRO_BATCHES]
+                cases = [each for base in bases for each in variants(base)]
+                known.update(launch(cases, stages * replicas, folder))
+                for base in bases:
+                    found = [known[each.name] for each in variants(base)]
+                    figures, cells, wrong = compare_all(base, found, known)
+                    matrix.append(figures)
+                    rows.append(Row(cells))
+                    where = f"{stages} x {replicas}, {base.accumulate} micro-batches"
+                    print(f"{where}: {'; '.join(wrong) or 'as it must be'}", file=sys.stderr, flush=True)
+                    faults += [f"{where}: {each}" for each in wrong]
+        tables, wrong = check_others(launch(others(options.steps), 4, folder))
     tables.insert(0, matrix_table(rows, options.steps))
     print("\n".join(markdown(each) for each in tables))
     faults += wrong

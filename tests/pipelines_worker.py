@@ -42,6 +42,7 @@ from training.pipeline.ranks import Ranks, place_ranks
 from training.pipeline.split import make_split
 from training.pipeline.state import check_tied, gather
 from training.pipeline.step import PipelineStep
+from training.report import Reporter
 from training.saving import Saver
 from training.start.restoring import restore_parameters, restore_states
 from training.start.start import Start
@@ -157,19 +158,16 @@ class Runner:
         bert = build_part(part, VOCAB_SIZE, case.dropout)
         allocate(bert, part, mx.cpu(), "float32")
         network = TASK.stage(bert, part, case.dtype, case.dropout, case.operators)
-        start = self.start(case)
-        restore_parameters(start, network, ranks, ModelConfig(case.model, initial_stdev=STDEV), SEED)
-        optimizer = new_optimizer(network, case)
-        restore_states(start, network, optimizer, ranks)
+        begun, optimizer = self.begin(case, network, ranks)
         if case.damage == LOOSE and place.last:
             trained(network)["word_embed.0.weight"].data()[3, 1] += 1e-6
         kind = KINDS.get(case.damage, PipelineStep)
         settings = settings_of(case.accumulate, place.data_rank, place.data_size)
         take = kind(TASK, network, optimizer, DynamicScaler(16.0), ranks, settings)
         own = range(place.data_rank, case.accumulate * place.data_size, place.data_size)
-        report = {**self.steps(case, take, own, start.step, list(trained(network))), "place": asdict(place)}
+        report = {**self.steps(case, take, own, begun, list(trained(network))), "place": asdict(place)}
         if case.saves:
-            report["error"] = self.save(case, network, optimizer, ranks, start.step + case.steps)
+            report["error"] = self.save(case, network, optimizer, ranks, begun + case.steps)
         self.write(case, report, live_arrays(network_parameters(network)))
 
     def alone(self, case: Case) -> None:
@@ -179,11 +177,8 @@ class Runner:
         bert = build_model(config, VOCAB_SIZE, case.dropout)
         initialize(bert, mx.cpu(), "float32", SEED, STDEV)
         network = TASK.network(bert, config, case.dtype, case.dropout, case.operators)
-        start, local = self.start(case), LocalCommunicator()
-        ranks = place_ranks(PipelineConfig(), local)
-        restore_parameters(start, network, ranks, ModelConfig(config), SEED)
-        optimizer = new_optimizer(network, case)
-        restore_states(start, network, optimizer, ranks)
+        local = LocalCommunicator()
+        begun, optimizer = self.begin(case, network, place_ranks(PipelineConfig(), local))
         if case.nudged:
             nudge(network)
         count, rank, size = case.replicas * case.accumulate, 0, 1
@@ -192,11 +187,10 @@ class Runner:
             rank, size = self.world.rank, self.world.size
         sharing, settings = self.world if case.shared else local, settings_of(count // size, rank, size)
         take = TrainStep(TASK, network, optimizer, DynamicScaler(16.0), sharing, settings)
-        report = self.steps(case, take, range(rank, count, size), start.step, list(trained(network)))
+        report = self.steps(case, take, range(rank, count, size), begun, list(trained(network)))
         parameters = live_arrays(network_parameters(network))
         if case.saves:
-            step = start.step + case.steps
-            save(self.folder(case.name), step, parameters, optimizer.state_views(), {})
+            save(self.folder(case.name), begun + case.steps, parameters, optimizer.state_views(), {})
         self.write(case, report, parameters)
 
     def steps(self, case: Case, take: Any, own: Any, begun: int, names: Sequence[str]) -> dict[str, Any]:
@@ -233,20 +227,26 @@ class Runner:
             ranks = replace(ranks, parts=(first, third, second, *others))
         return ranks
 
-    def start(self, case: Case) -> Start:
-        """The beginning: fresh, or another case's checkpoint, which rank 0 alone reads."""
-        if not case.start:
-            return Start()
-        folder = self.folder(case.start)
-        (step,) = [int(path.stem) for path in Path(folder).glob("*.params")]
-        own = load_step(folder, step) if self.world.rank == 0 else None
-        return Start(step=step, facts={"step": step, "options": {}}, checkpoint=own)
+    def begin(self, case: Case, network: Any, ranks: Ranks) -> tuple[int, Optimizer]:
+        """Steps taken before, and a new optimizer; it and the network begin afresh, or with another case's
+        checkpoint, which rank 0 alone reads."""
+        start = Start()
+        if case.start:
+            folder = self.folder(case.start)
+            (step,) = [int(path.stem) for path in Path(folder).glob("*.params")]
+            own = load_step(folder, step) if self.world.rank == 0 else None
+            start = Start(step=step, facts={"step": step, "options": {}}, checkpoint=own)
+        restore_parameters(start, network, ranks, ModelConfig(case.model, initial_stdev=STDEV), SEED)
+        parameters = trained(network)
+        arrays = [each.data() for each in parameters.values()]
+        optimizer = Optimizer("lamb", list(parameters), arrays, native=case.operators == "fused")
+        restore_states(start, network, optimizer, ranks)
+        return start.step, optimizer
 
     def save(self, case: Case, network: Any, optimizer: Optimizer, ranks: Ranks, step: int) -> str:
         """The checkpoint, as a run saves it; the message of an error."""
-        reporter: Any = Silent()
         available = (lambda: 0.0) if case.tight else (lambda: 1e12)
-        saver = Saver(self.folder(case.name), Kept(), reporter, available)
+        saver = Saver(self.folder(case.name), Kept(), Reporter(), available)
         try:
             check_tied(network, ranks)
         except Exception as error:
@@ -271,13 +271,6 @@ class Runner:
         np.savez(path, report=np.array(json.dumps(report)), **arrays)
 
 
-class Silent:
-    def note(self, text: str) -> None:
-        pass
-
-    warn = note
-
-
 def settings_of(accumulate: int, rank: int, ranks: int) -> StepSettings:
     """Of one of `ranks` that share the micro-batches."""
     return StepSettings(
@@ -291,12 +284,6 @@ def nudge(network: Any) -> None:
     array = weight.data().asnumpy()
     array[0, 0] = np.nextafter(array[0, 0], np.float32(np.inf))
     weight.set_data(mx.nd.array(array))
-
-
-def new_optimizer(network: Any, case: Case) -> Optimizer:
-    parameters = trained(network)
-    arrays = [each.data() for each in parameters.values()]
-    return Optimizer("lamb", list(parameters), arrays, native=case.operators == "fused")
 
 
 def main() -> None:

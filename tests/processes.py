@@ -256,6 +256,11 @@ class Run:
             raise LeftoverProcesses("\n".join(["still alive:", *leftovers, self._result.describe()]))
         return self._result
 
+    def finish(self) -> RunResult:
+        """Wait for the end of a run that must exit with 0, as `wait` and `check` do, outside a block."""
+        with self:
+            return self.wait().check()
+
     def __enter__(self) -> Run:
         return self
 

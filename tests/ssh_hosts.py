@@ -19,10 +19,10 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping
+from typing import Iterator
 
 from tests.namespaces import Unavailable, _run, bound, commands_on, enter, joined, kill_on, set_wire, started
-from tests.processes import until
+from tests.processes import executable, until
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 SSHD = "/usr/sbin/sshd"
@@ -38,7 +38,6 @@ PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 LogLevel ERROR
-{more}
 """
 _CLIENT = """
 IdentityFile {folder}/user
@@ -46,11 +45,6 @@ IdentitiesOnly yes
 UserKnownHostsFile {folder}/known_hosts
 GlobalKnownHostsFile /dev/null
 """
-
-
-def address(number: int) -> str:
-    """IPv4 address of a host."""
-    return f"10.77.0.{number + 1}"
 
 
 @dataclass(frozen=True)
@@ -113,19 +107,18 @@ class SshHosts:
 
 
 @contextlib.contextmanager
-def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None = None) -> Iterator[SshHosts]:
+def ssh_hosts(folder: Path, number: int) -> Iterator[SshHosts]:
     """Makes hosts with a slot each.
 
     Args:
         folder: for keys and configurations.
         number: hosts, up to four.
-        settings: more lines of sshd_config, by the host's name.
     """
     if not os.access(SSHD, os.X_OK):
         raise Unavailable("no ssh server: apt-get install openssh-server")
     folder = folder.absolute()
     names = NAMES[:number]
-    addresses = [address(index) for index in range(number)]
+    addresses = [f"10.77.0.{index + 1}" for index in range(number)]
     keys = {name: _key(folder / f"host.{name}") for name in names}
     user = _key(folder / "user")
     known = "".join(f"{place} {keys[name]}\n" for name, place in zip(names, addresses))
@@ -135,16 +128,12 @@ def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None 
     lines = ["127.0.0.1 localhost", *map(" ".join, zip(addresses, names))]
     _write(folder / "hosts", "".join(f"{line}\n" for line in lines))
     client = f"ssh -F {shlex.quote(str(folder / 'client'))}"
-    (folder / "bin").mkdir(exist_ok=True)
-    _write(folder / "bin" / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
-    (folder / "bin" / "ssh").chmod(0o755)
+    executable(folder / "bin" / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
     with joined(names) as holders, contextlib.ExitStack() as stack:
         servers = []
         for holder, place, name in zip(holders, addresses, names):
-            more = (settings or {}).get(name, "")
             _write(folder / f"authorized.{name}", f"{user}\n")
-            text = _SERVER.format(folder=folder, name=name, address=place, more=more)
-            _write(folder / f"server.{name}", text)
+            _write(folder / f"server.{name}", _SERVER.format(folder=folder, name=name, address=place))
             servers.append(_start_server(stack, holder, folder, name))
         yield SshHosts(
             folder=folder,

@@ -47,8 +47,12 @@ def launched(script: Path, words: Sequence[str], ranks: int = 1, launcher: str =
 
 
 def finished(script: Path, words: Sequence[str], ranks: int = 1, launcher: str = "none") -> Any:
-    with launched(script, words, ranks, launcher) as run:
-        return run.wait().check()
+    return launched(script, words, ranks, launcher).finish()
+
+
+def of(trained: Path | str) -> dict[str, Any]:
+    """Options of a run that takes a fine-tuned model with its head."""
+    return {"model": None, "vocab": None, "model_parameters": trained}
 
 
 def parameters(folder: Path) -> dict[str, np.ndarray]:
@@ -66,7 +70,7 @@ def same_files(one: Path, other: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def answered(data, tmp_path_factory) -> Path:
-    """SQuAD 2.0 on one process, with dropout; an epoch has 18 steps or so."""
+    """SQuAD 2.0 on one process; an epoch has 18 steps or so."""
     folder = tmp_path_factory.mktemp("squad")
     result = finished(SQUAD, squad(data, folder, epochs=2, dropout=0))
     assert "random" not in result.stderr and "scores: exact_match " in result.stdout
@@ -84,8 +88,7 @@ def start(data: Path, folder: Path, launcher: str) -> Any:
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    with start(data, folder, "mpirun") as run:
-        run.wait().check()
+    start(data, folder, "mpirun").finish()
     return folder
 
 
@@ -121,11 +124,7 @@ class TestSquad:
         assert manifest["ended"] and manifest["vocabulary"]["file"] == "vocab.txt"
 
     def test_only_predict_is_the_last_evaluation(self, data, answered, tmp_path):
-        words = squad(
-            data, tmp_path, train_file=None, model=None, vocab=None, model_parameters=answered,
-            only_predict=True,
-        )  # fmt: skip
-        finished(SQUAD, words)
+        finished(SQUAD, squad(data, tmp_path, train_file=None, only_predict=True, **of(answered)))
         for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
             assert (tmp_path / name).read_bytes() == (answered / name).read_bytes()
         result = read_result(str(tmp_path))
@@ -156,7 +155,7 @@ class TestSquad:
         part, *_ = prepare(finetune_squad.SCRIPT, words)
         assert "span_classifier.weight" not in part.inputs.start.initial.tensors
         assert any("random numbers for the head" in each for each in part.inputs.start.initial.messages)
-        words = squad(data, tmp_path, model=None, vocab=None, model_parameters=answered)
+        words = squad(data, tmp_path, **of(answered))
         part, *_ = prepare(finetune_squad.SCRIPT, words)
         head = part.inputs.start.initial.tensors["span_classifier.weight"].read()
         np.testing.assert_array_equal(head, parameters(answered)["span_classifier.weight"])
@@ -197,8 +196,7 @@ class TestClassifier:
     def test_classes_keep_their_names(self, data, labelled, tmp_path):
         """In another order than the model's they are an error; without --labels they are the model's, which
         the other tests here see."""
-        given = {"model": None, "vocab": None, "model_parameters": labelled}
-        for words in (classifier(data, tmp_path, **given), classifier(data, labelled, resume=True)):
+        for words in (classifier(data, tmp_path, **of(labelled)), classifier(data, labelled, resume=True)):
             with pytest.raises(InputError, match=r"model knows 1, 0, this run has 0, 1; give"):
                 prepare(finetune_classifier.SCRIPT, [*words, "--labels", "0,1"])
 
@@ -207,10 +205,7 @@ class TestClassifier:
         some = tmp_path / "some.tsv"
         lines = (data / "dev.tsv").read_text().splitlines()[:11]
         some.write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines))
-        words = classifier(
-            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True,
-            test_file=some,
-        )  # fmt: skip
+        words = classifier(data, tmp_path, only_inference=True, test_file=some, **of(labelled))
         result = finished(CLASSIFIER, words)
         assert "(46 sequences, 36 with a label, " in result.stdout, "the others are predicted alone"
         own, others = (
@@ -242,8 +237,7 @@ def test_killed_and_resumed_bit_for_bit(data, whole, tmp_path):
     with start(data, tmp_path, "byteps") as run:
         run.kill_when((tmp_path / "0000005.json").exists)
     assert list_steps(str(tmp_path))[-1] < list_steps(str(whole))[-1]
-    with start(data, tmp_path, "byteps") as run:
-        result = run.wait().check()
+    result = start(data, tmp_path, "byteps").finish()
     assert "continuing after step" in result.stdout
     assert same_files(whole, tmp_path) == []
 
@@ -261,8 +255,8 @@ def test_the_best_of_each_seed_is_kept(data, tmp_path):
         expected = max(scores, key=scores.__getitem__)  # the first of equal ones
         assert best == {"step": expected, "figure": "eval_score", "value": scores[expected]}
         assert list_steps(str(member)) == sorted({expected, 36} | ({24} if expected == 36 else set()))
-    best = {"model_parameters": f"{member}:best", "model": None, "vocab": None}
-    finished(CLASSIFIER, classifier(data, tmp_path / "again", only_inference=True, **best))
+    words = classifier(data, tmp_path / "again", only_inference=True, **of(f"{member}:best"))
+    finished(CLASSIFIER, words)
     assert read_result(str(tmp_path / "again")).score == scores[expected]
 
 
@@ -321,17 +315,16 @@ def test_bad_input_is_one_line(words, case, data, tmp_path, monkeypatch):
 
 
 def test_a_head_of_another_task(data, answered, tmp_path):
-    words = classifier(data, tmp_path, model=None, vocab=None, model_parameters=answered)
+    words = classifier(data, tmp_path, **of(answered))
     with pytest.raises(InputError, match=r"lacks label_classifier\.weight.*--init_from"):
         prepare(finetune_classifier.SCRIPT, words)
 
 
-@pytest.mark.parametrize("more, remedy", [({}, "--resume"), ({"only_predict": True}, "another directory")])
-def test_a_run_is_not_written_over(more, remedy, data, answered):
-    if more:
-        more = {**more, "model": None, "vocab": None, "model_parameters": answered}
-    with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
-        prepare(finetune_squad.SCRIPT, squad(data, answered, **more))
+def test_a_run_is_not_written_over(data, answered):
+    predicts = {"only_predict": True, **of(answered)}
+    for more, remedy in (({}, "--resume"), (predicts, "another directory")):
+        with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
+            prepare(finetune_squad.SCRIPT, squad(data, answered, **more))
 
 
 OF_RANK = f"""import os, sys

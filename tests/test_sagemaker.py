@@ -111,8 +111,7 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
     assert "sagemaker_train: SIGTERM; 2 ranks here save and end" in result.stderr
     (step,) = list_steps(str(sagemaker.checkpoints))
     assert 5 <= step < 120 and not list(sagemaker.model.iterdir())
-    with sagemaker.start(fields["hyperparameters"]) as run:
-        result = run.wait().check()
+    result = sagemaker.start(fields["hyperparameters"]).finish()
     assert f"continuing after step {step}" in result.stdout
     assert {"0000120.params", "0000120.json"} <= {each.name for each in sagemaker.model.iterdir()}
 
@@ -142,30 +141,21 @@ def test_a_folder_of_ones_own_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "own", "said"),
     [
-        (["--spot"], "--spot: needs --checkpoints"),
-        (["--channel", "a=b"], "--channel: 'a=b' is not NAME=s3://"),
-        (["--checkpoints", "bucket"], "--checkpoints: 'bucket' is not s3://"),
-        (["--instance_type", "p3dn"], "--instance_type: 'p3dn' is not a type of instance"),
+        (["--spot"], OWN, "--spot: needs --checkpoints"),
+        (["--channel", "a=b"], OWN, "--channel: 'a=b' is not NAME=s3://"),
+        (["--checkpoints", "bucket"], OWN, "--checkpoints: 'bucket' is not s3://"),
+        (["--instance_type", "p3dn"], OWN, "--instance_type: 'p3dn' is not a type of instance"),
+        ([], OWN, "--data channel:corpus/*.txt: add --channel corpus=s3://"),
+        ([], ["run_pretraining_byteps.py", "--dummy_data_len", "8"], "SageMaker's toolkit starts MPI"),
+        ([], [*OWN, "--dropout", "2"], "after --: argument --dropout: '2'"),
     ],
 )
-def test_bad_options_of_the_call_are_one_line(words, said):
-    result = call(*CALL, "--channel", "corpus=s3://bucket/c", *words, "--", *OWN)
-    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1, result.stderr
-
-
-@pytest.mark.parametrize(
-    ("own", "said"),
-    [
-        (OWN, "--data channel:corpus/*.txt: add --channel corpus=s3://"),
-        (["run_pretraining_byteps.py", "--dummy_data_len", "8"], "SageMaker's toolkit starts MPI"),
-        ([*OWN, "--dropout", "2"], "after --: argument --dropout: '2'"),
-    ],
-)
-def test_bad_options_of_the_script_are_noticed_before_the_job(own, said):
-    result = call(*CALL, "--", *own)
-    assert result.returncode == 2 and said in result.stderr and result.stdout == ""
+def test_bad_options_are_one_line_before_the_job(words, own, said):
+    result = call(*CALL, *words, "--", *own)
+    assert (result.returncode, result.stdout) == (2, ""), result.describe()
+    assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
 def test_options_become_a_command():

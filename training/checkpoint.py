@@ -34,7 +34,7 @@ from bert.configuration import recorded_config
 from bert.weights.params_file import write_params
 from training.guard import is_history
 from training.optimizer.scaler import are_skips, is_state
-from training.states_file import check_states, open_states, write_states
+from training.states_file import open_states, write_states
 
 FORMAT = 1
 _BLOCK = 1 << 20  # bytes written at once
@@ -61,22 +61,20 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. `manifest` and `states_path` are None for a .params file alone."""
+    """A checkpoint on disk. `manifest` is None for a .params file alone, without states."""
 
     step: int
     params_path: str
-    states_path: str | None
     manifest: dict[str, Any] | None
 
     def open_states(self) -> ContextManager[Mapping[str, np.ndarray]]:
-        """The optimizer states by name, each loaded when asked for. ValueError for a .params file alone.
+        """The optimizer states by name, each loaded when asked for.
 
         Raises:
-            InputError: the file is not an archive of plain arrays; nothing is ever unpickled.
+            InputError: there is no such file, or it is not an archive of plain arrays; nothing is ever
+                unpickled.
         """
-        if self.states_path is None:
-            raise ValueError(f"{self.params_path} has no optimizer states beside it")
-        return open_states(self.states_path)
+        return open_states(self.params_path[: -len(PARAMS)] + STATES)
 
 
 class Kept(NamedTuple):
@@ -153,7 +151,7 @@ def save(
             + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
         ) from error
     prune(ckpt_dir, step, keep, facts.get("begun"))
-    return Checkpoint(step, step_path(ckpt_dir, step, PARAMS), step_path(ckpt_dir, step, STATES), manifest)
+    return Checkpoint(step, params_path(ckpt_dir, step), manifest)
 
 
 def list_steps(ckpt_dir: str) -> list[int]:
@@ -172,12 +170,11 @@ def newest_complete(
     committed = set(list_steps(ckpt_dir))
     for step in sorted(committed | set(_steps_with(ckpt_dir, PARAMS)), reverse=True):
         if step not in committed:
-            path = step_path(ckpt_dir, step, PARAMS)
-            report(f"{path} has no manifest (its saving was interrupted): passed over")
+            report(f"{params_path(ckpt_dir, step)} has no manifest (its saving was interrupted): passed over")
             continue
         if os.path.lexists(step_path(ckpt_dir, step, _ASIDE)):
             report(
-                f"{step_path(ckpt_dir, step, PARAMS)}: no step was taken after it: passed over "
+                f"{params_path(ckpt_dir, step)}: no step was taken after it: passed over "
                 f"(--start_step {step} takes it all the same)"
             )
             continue
@@ -207,12 +204,12 @@ def load_step(ckpt_dir: str, step: int) -> Checkpoint:
     """
     if step in list_steps(ckpt_dir):
         return verified(ckpt_dir, step)
-    params_path = step_path(ckpt_dir, step, PARAMS)
-    if not os.path.isfile(params_path):
+    path = params_path(ckpt_dir, step)
+    if not os.path.isfile(path):
         steps = list_steps(ckpt_dir)
         available = f"available: {', '.join(map(str, steps))}" if steps else "there is none in --ckpt_dir"
-        raise InputError(f"--start_step {step}: no checkpoint {params_path}; {available}")
-    return Checkpoint(step, params_path, None, None)
+        raise InputError(f"--start_step {step}: no checkpoint {path}; {available}")
+    return Checkpoint(step, path, None)
 
 
 def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES)) -> Checkpoint:
@@ -238,8 +235,9 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
         except OSError as error:
             raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
         if extension == STATES:
-            check_states(path)
-    return Checkpoint(step, step_path(ckpt_dir, step, PARAMS), step_path(ckpt_dir, step, STATES), manifest)
+            with open_states(path):  # which looks at all headers
+                pass
+    return Checkpoint(step, params_path(ckpt_dir, step), manifest)
 
 
 def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
@@ -257,7 +255,7 @@ def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
     if manifest.get("format") != FORMAT or manifest.get("step") != step:
         found = f"format {manifest.get('format')!r}, step {manifest.get('step')!r}"
         raise InputError(f"the manifest {path} is of {found}, needed is format {FORMAT}, step {step}")
-    check_facts(manifest, f"the manifest {path}", (PARAMS, STATES))
+    _check_facts(manifest, f"the manifest {path}")
     return manifest
 
 
@@ -371,24 +369,16 @@ def best_step(ckpt_dir: str) -> int:
     return step
 
 
-def check_facts(manifest: Mapping[str, Any], source: str, files: Sequence[str]) -> None:
+def _check_facts(manifest: Mapping[str, Any], source: str) -> None:
     """Checks types and ranges of a manifest's entries: a checksum says that nothing was changed by accident,
     not that a run can go on with it. Entries that are not there are not missed: older versions wrote fewer,
-    and who needs one says so.
-
-    Args:
-        source: the manifest, for the beginning of messages.
-        files: extensions of the files that it must describe.
-
-    Raises:
-        InputError: naming the entry.
-    """
+    and who needs one says so. Raises InputError, which begins with the `source` and names the entry."""
     for name, (check, wanted) in _ENTRIES.items():
         if name in manifest and not check(manifest[name]):
             raise InputError(f"{source} is damaged: {name} is not {wanted}")
     described = manifest.get("files")
-    if not isinstance(described, dict) or set(described) != set(files):
-        raise InputError(f"{source} is damaged: it does not describe the files {', '.join(files)}")
+    if not isinstance(described, dict) or set(described) != {PARAMS, STATES}:
+        raise InputError(f"{source} is damaged: it does not describe the files {PARAMS}, {STATES}")
     for name, entry in described.items():
         size, checksum = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
         if not (_whole(0, _MOST_BYTES)(size) and _is_checksum(checksum)):

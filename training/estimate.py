@@ -144,7 +144,7 @@ def check_memory(
 def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) -> Estimate:
     """The estimate of one stage of the recipe. Of a pipeline it is that of the stage that needs most."""
     config, inputs = part
-    shape = _shape(part)
+    shape = shape_of(part)
     stages = config.pipeline.stages
     here = local_size(environ)
     workers = number_in(environ, "DMLC_NUM_WORKER", 1) * number_in(environ, "BYTEPS_LOCAL_SIZE", 1)
@@ -171,11 +171,6 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     return Estimate(parts[largest], copied, here, available, what, on_host, table)
 
 
-def split_of(part: Part) -> Split:
-    """The layers of each stage of a pipeline."""
-    return _shape(part).split
-
-
 def stage_table(
     bert: BertConfig,
     vocab_size: int,
@@ -185,7 +180,8 @@ def stage_table(
     micro_batches: int,
 ) -> Table:
     """The stages as a table. `memory`: bytes of a process of each stage; `micro_batches`: of a step."""
-    work = parts_of_work(split, costs)
+    work = [costs.of_stage(split, stage) for stage in range(split.stages)]
+    shares = [each / sum(work) for each in work]
     rows = []
     for stage, (begin, end) in enumerate(split.ranges):
         first, last = ends_of(stage, split.stages)
@@ -196,25 +192,26 @@ def stage_table(
             layers,
             str(end - begin),
             f"{digits(stage_parameters(bert, vocab_size, split, stage) / 1e6)} M",
-            f"{100 * work[stage]:.1f}%",
+            f"{100 * shares[stage]:.1f}%",
             f"{memory[stage] / _MIB:,.0f} MiB",
         ]
         rows.append(Row(cells))
-    even = evenness(split, costs)
+    # As far as the operations go, time over that of an even split: the others wait for the slowest stage.
+    uneven = split.stages * max(shares)
     enough = 4 * split.stages
     share = percent(bubble(split.stages, micro_batches))
     lost = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''} a step: the bubble is {share}"
     if micro_batches < enough:
         lost += f" of the time; with --accumulate {enough} {percent(bubble(split.stages, enough))}"
     notes = [
-        f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean.",
+        f"The stage with the most work takes {100 * (uneven - 1):.1f}% more than the mean.",
         f"{lost}.",
     ]
     head = ("stage", "holds", "layers", "parameters", "work", "memory")
     return Table(f"--pipeline_split {split}", head, rows, names=2, notes=notes)
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """A micro-batch, the numbers and operators that work on it, and the layers of each stage, one without
     pipelines."""
 
@@ -227,7 +224,8 @@ class _Shape(NamedTuple):
     costs: Costs
 
 
-def _shape(part: Part) -> _Shape:
+def shape_of(part: Part) -> Shape:
+    """The shape of a run's micro-batches, and the layers of each stage of its pipeline."""
     config, inputs = part
     model, batch = config.model, config.batch
     on_gpu = machine.gpus() is not None
@@ -245,10 +243,10 @@ def _shape(part: Part) -> _Shape:
     shape = Batch(rows, length, predictions, recompute=model.recompute and inputs.trains and fused)
     pipeline = config.pipeline
     layers = run_split(pipeline.split, pipeline.stages, model.bert, inputs.vocab_size, shape, operators)
-    return _Shape(shape, dtype, operators, on_gpu, pretraining, *layers)
+    return Shape(shape, dtype, operators, on_gpu, pretraining, *layers)
 
 
-def _parts(part: Part, shape: _Shape, backend: str, stage: int, world: int) -> dict[str, int]:
+def _parts(part: Part, shape: Shape, backend: str, stage: int, world: int) -> dict[str, int]:
     """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use. `world`:
     processes of the run."""
     config, inputs = part
@@ -291,22 +289,12 @@ def _gib(size: int) -> str:
     return f"{gib:,.1f} GiB" if math.isfinite(gib) and gib < 1e9 else f"{gib:.1e} GiB"
 
 
-def counted_costs(config: BertConfig, vocab_size: int, batch: Batch, top_rows: int | None = None) -> Costs:
-    """Operations of a forward pass over a micro-batch; the backward pass has twice as many everywhere.
-
-    Looking up embeddings is no multiplication: it counts nothing. `top_rows`: see bert.flops.forward_flops.
-    """
-    size = size_of(config, vocab_size)
-    shape = (batch.rows, batch.length, batch.predictions)
-    one = forward_flops(size._replace(layers=1), *shape)
-    top = forward_flops(size._replace(layers=1), *shape, top_rows)
-    return Costs(0, one.encoder + one.attention, top.encoder + top.attention, one.heads + one.decoder)
-
-
 def run_split(
     given: Sequence[int] | None, stages: int, bert: BertConfig, vocab_size: int, batch: Batch, operators: str
 ) -> tuple[Split, Costs]:
-    """The layers of each stage of a run, as `given` or balanced, and the costs that they are balanced by.
+    """The layers of each stage of a run, as `given` or balanced, and the costs that they are balanced by:
+    operations of a forward pass over a micro-batch; the backward pass has twice as many everywhere. Looking
+    up embeddings is no multiplication: it counts nothing.
 
     Args:
         batch: a micro-batch; the split depends on its length and its masked tokens, not on its rows.
@@ -317,7 +305,9 @@ def run_split(
         InputError: as `given_split`.
     """
     top_rows = batch.predictions + 1 if operators != MXNET and batch.predictions else None
-    costs = counted_costs(bert, vocab_size, batch, top_rows)
+    layer, shape = size_of(bert, vocab_size)._replace(layers=1), (batch.rows, batch.length, batch.predictions)
+    one, top = (forward_flops(layer, *shape, rows) for rows in (None, top_rows))
+    costs = Costs(0, one.encoder + one.attention, top.encoder + top.attention, one.heads + one.decoder)
     if given is None:
         return balanced_split(costs, stages, bert.layers), costs
     return given_split(given, stages, bert.layers), costs
@@ -338,15 +328,3 @@ def stage_parameters(config: BertConfig, vocab_size: int, split: Split, stage: i
 def ends_of(stage: int, stages: int) -> Ends:
     """The ends of the network that a stage holds."""
     return Ends(stage == 0, stage == stages - 1)
-
-
-def parts_of_work(split: Split, costs: Costs) -> list[float]:
-    """Of the whole model's, by stage."""
-    work = [costs.of_stage(split, stage) for stage in range(split.stages)]
-    return [each / sum(work) for each in work]
-
-
-def evenness(split: Split, costs: Costs) -> float:
-    """Time of an evenly split pipeline over this one's, as far as the operations go: the others wait for the
-    stage with the most work."""
-    return 1 / split.stages / max(parts_of_work(split, costs))

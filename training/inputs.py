@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Mapping
+from typing import Iterable
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from base.launchers import launched_rank
 from base.progress import Printed
 from comm.base import Communicator
 from data.opening import (
-    DIGITS,
     INSTANCES,
     NOTHING,
     TEXT,
@@ -99,12 +98,9 @@ class Inputs(RunInputs):
             communicator.barrier()
         return replace(self, vocabulary=vocabulary)
 
-    def contents(self, config: RunConfig) -> Mapping[str, str]:
+    def contents(self, config: RunConfig) -> dict[str, str]:
         """The vocabulary, and the data by samples; the feeds have the fingerprints of all of it."""
-        found, tokenizer = {}, config.data.tokenizer
-        if self.vocabulary is not None:
-            text = f"{len(self.vocabulary)} tokens, {self.vocabulary.sha256[:DIGITS]}"
-            found["the vocabulary"] = text
+        found, tokenizer = super().contents(config), config.data.tokenizer
         if tokenizer.sentencepiece:
             model = DataFiles("model", (os.path.expanduser(tokenizer.sentencepiece),))
             found["the content of --sentencepiece"] = fingerprint(model)

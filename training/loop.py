@@ -128,11 +128,10 @@ class Loop:
             run.guard.update(result.loss, result.grad_norm, result.applied)
         self.checkpoints.stepped(self.step, result.skipped)
         self.rescue.complete(self.step, self.budget.spent)
+        self.totals.add_wait(waited)
         if run.ranks.coordinates.last:  # where the losses are: what a replica has done counts once
             forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
-            self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
-        else:
-            self.totals.add_wait(waited)
+            self.totals.add(micro_batches, result.sums, result.applied, (1 + BACKWARD) * forward)
         self.steps_in_interval += 1
         run.reporter.advance(self.step)
         run.reporter.debug(

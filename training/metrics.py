@@ -52,19 +52,14 @@ class Totals:
         self._spread = np.zeros(len(SPREAD))
 
     def add(
-        self,
-        batches: Sequence[Any],
-        sums: mx.nd.NDArray,
-        finite: bool = True,
-        waited: float = 0.0,
-        flops: float = 0.0,
+        self, batches: Sequence[Any], sums: mx.nd.NDArray, finite: bool = True, flops: float = 0.0
     ) -> None:
-        """Adds a step's batches, for which it waited `waited` seconds, and their `flops`; where the step
-        was not finite, its tokens count but its sums do not."""
+        """Adds a step's batches, and their `flops`; where the step was not finite, its tokens count but its
+        sums do not."""
         sequences = sum(len(batch.input_ids) for batch in batches)
         tokens = sum(int(batch.valid_lengths.sum()) for batch in batches)
         padded = sum(batch.input_ids.size for batch in batches)
-        self._counts += (sequences, tokens, padded, waited, flops)
+        self._counts += (sequences, tokens, padded, 0.0, flops)
         if finite:
             denominators = self._task.count(batches)
             count = denominators[self._counted]
@@ -76,7 +71,7 @@ class Totals:
             self._spread += (1, count * count)
 
     def add_wait(self, seconds: float) -> None:
-        """Adds the seconds that a step waited for its batches, on a rank whose batches count elsewhere."""
+        """Adds the seconds that a step waited for its batches."""
         self._counts[COUNTS.index("waited_s")] += seconds
 
     def over_ranks(self, communicator: Communicator) -> Gathered:
@@ -116,43 +111,35 @@ class Stopwatch:
 
     def __init__(self, at_start: float = 0.0) -> None:
         self.at_start = at_start
-        self._laps = at_start
-        self._pause_begun: float | None = None
         self.begin()
 
     def begin(self) -> None:
         """Begins the first lap; what has passed since the stopwatch was made does not count."""
-        self._begun = time.monotonic()
-        self._paused = 0.0
+        self._counted = self._lap_begun = self.at_start  # of `total`: until `_since`, and at the last lap
+        self._since: float | None = time.monotonic()  # None in a pause
 
     def __enter__(self) -> Stopwatch:
-        self._pause_begun = time.monotonic()
+        self._counted, self._since = self.total, None
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._pause_begun is not None, "leaves what it has entered"
-        self._paused += time.monotonic() - self._pause_begun
-        self._pause_begun = None
+        self._since = time.monotonic()
 
     @property
     def total(self) -> float:
         """Seconds of training, with those of earlier runs."""
-        return self._laps + self._since_lap()
+        return self._counted + (0.0 if self._since is None else time.monotonic() - self._since)
 
     def lap(self) -> float:
         """Seconds of training since the last lap."""
-        seconds = max(self._since_lap(), 1e-9)
-        self._laps += seconds
-        self.begin()
-        return seconds
+        begun, self._lap_begun = self._lap_begun, self.total
+        return max(self._lap_begun - begun, 1e-9)
 
     def at_least(self, seconds: float) -> None:
-        """Sets `total` forward, where it is less."""
-        self._laps += max(0.0, seconds - self.total)
-
-    def _since_lap(self) -> float:
-        now = time.monotonic() if self._pause_begun is None else self._pause_begun
-        return now - self._begun - self._paused
+        """Sets `total` forward, where it is less; that is no part of a lap."""
+        more = max(0.0, seconds - self.total)
+        self._counted += more
+        self._lap_begun += more
 
 
 PARTS = 32  # of an evaluation, for comparing it with another

@@ -124,9 +124,9 @@ def read_options(path: str, defaults: Mapping[str, Any]) -> list[Entry]:
         line = key_node.start_mark.line + 1
         where = f"{OPTION} {path}, line {line}"
         key = str(key_node.value) if key_node.id == "scalar" else f"a {key_node.id}"
-        if key not in defaults or key == OPTION[2:]:
-            if key == OPTION[2:]:
-                raise InputError(f"{where}: {key}: a file of options cannot name another")
+        if key == OPTION[2:]:
+            raise InputError(f"{where}: {key}: a file of options cannot name another")
+        if key not in defaults:
             names = [name for name in defaults if name != OPTION[2:]]
             nearest = difflib.get_close_matches(key.lstrip("-").replace("-", "_"), names, 1)
             hint = f"do you mean {nearest[0]}?" if nearest else "--help lists the options"

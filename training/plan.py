@@ -114,7 +114,6 @@ class RunPlan:
 
     num_steps: int | None
     lr: float
-    warmup_ratio: float
     warmup_steps: int
     max_predictions_per_seq: int
     schedule: Schedule
@@ -182,7 +181,7 @@ def make_plan(
     warnings += [] if small else [each.sentence for each in lamb_paper.disagreements(run, paper)]
     if left_out:
         warnings += paper.warnings[:1] if small else paper.warnings
-    return RunPlan(num_steps, lr, ratio, warmup_steps, predictions, schedule, summary, tuple(warnings))
+    return RunPlan(num_steps, lr, warmup_steps, predictions, schedule, summary, tuple(warnings))
 
 
 def _cooldown_steps(optimization: OptimizationConfig, length: int, warmup_steps: int) -> int | None:

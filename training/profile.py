@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import io
 import json
 import os
@@ -92,8 +93,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         random = [] if given.data or given.dummy_data_len else ["--dummy_data_len", str(given.max_seq_length)]
         # In front: what the user gives comes later and wins.
         options = parse_options(["--ckpt_dir", folder, *random, *arguments], _HELP)
-        config = run_config(options)
-        inputs = check_inputs(config)
+        inputs = check_inputs(run_config(options))
         separate_operators()
         set_threads()  # before mxnet is imported below
 
@@ -101,8 +101,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         from tasks.pretraining.task import Pretraining
         from training.train import train_stages
 
-        facts: dict[str, Any] = {**config.model.bert.facts(), "vocab_size": inputs.vocab_size}
-        facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
+        facts = {"threads": int(os.environ["OMP_NUM_THREADS"])}
         path = os.path.join(folder, "trace.json")
         options.profile = TracePlan(path, warmup + 1, warmup + steps, stop=True, facts=facts)
         # The scripts speak of schedules and losses, which are not this command's business.
@@ -195,14 +194,10 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
     """One name stands for those of all ranks."""
     if len(paths) > 1:
         return list(paths)
-    folder, name = os.path.split(paths[0])
-    try:
-        beside = os.listdir(folder or ".")
-    except OSError:
-        beside = []
-    found = (re.fullmatch(re.escape(name) + r"\.(\d+)", each) for each in beside)
-    ranks = sorted(int(match[1]) for match in found if match)
-    return [paths[0], *(f"{paths[0]}.{rank}" for rank in ranks)]
+    (path,) = paths
+    ends = (each[len(path) + 1 :] for each in glob.glob(f"{glob.escape(path)}.*"))
+    ranks = sorted(int(end) for end in ends if end.isdecimal())
+    return [path, *(f"{path}.{rank}" for rank in ranks)]
 
 
 def _check_folder(out: str) -> None:

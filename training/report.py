@@ -13,6 +13,7 @@ from typing import IO, Any, Iterator, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
+from base.drawing import new_figure
 from base.errors import TrainingError
 from base.files import replacing
 from base.json_files import read_json_lines
@@ -20,48 +21,6 @@ from base.launchers import RANK_VARIABLES
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
 from training.spread import paired_error
-
-
-class Events:
-    """A file of events, written by whoever calls: the thread that tensorboardX's SummaryWriter has for it
-    ends when a disk is full, and then training would wait for it for ever.
-
-    Args:
-        folder: for the file; it is created.
-        first: step from which on events of earlier files do not count.
-        suffix: of the file's name, which has the time in seconds.
-
-    Raises:
-        OSError: the disk does not take it; `add` too.
-    """
-
-    def __init__(self, folder: str, first: int, suffix: str = ""):
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        os.makedirs(folder, exist_ok=True)
-        self._writer = EventsWriter(os.path.join(folder, "events"), suffix)
-        for entry in (
-            {"file_version": "brain.Event:2"},
-            {"session_log": SessionLog(status=SessionLog.START)},
-        ):
-            self._writer.write_event(Event(step=first, wall_time=time.time(), **entry))
-        self._writer.flush()
-
-    def add(self, values: Mapping[str, Any], step: int) -> None:
-        """Writes numbers by their names."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import scalar
-
-        for name, value in values.items():
-            self._writer.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file; what a disk has not taken has been an error before."""
-        with contextlib.suppress(OSError):
-            self._writer.close()
-
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
@@ -151,7 +110,7 @@ class RunReporter(Reporter):
         with _on_disk(self._path):
             _keep_before(self._path, span)
             self._metrics = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-            self._events = Events(os.path.join(directory, TENSORBOARD_DIR), span.first + 1, suffix)
+            self._events = _new_events(os.path.join(directory, TENSORBOARD_DIR), span.first + 1, suffix)
         terminal = launching_terminal()
         if progress == "auto":
             progress = "lines" if terminal is None else "bar"
@@ -235,17 +194,21 @@ class RunReporter(Reporter):
             sys.stderr.flush()
 
     def _write(self, metrics: dict[str, Any]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
         line = json.dumps({**metrics, **self._restart}, allow_nan=False).encode() + b"\n"
         self._restart = {}
-        values = {}
-        for name, value in metrics.items():
-            if name not in ("step", "stage", "time") and isinstance(value, (int, float)):
-                kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
-                values[f"{kind}/{rest}"] = value
         with _on_disk(self._path):
             while line:
                 line = line[self._metrics.write(line) :]
-            self._events.add(values, metrics["step"])
+            for name, value in metrics.items():
+                if name not in ("step", "stage", "time") and isinstance(value, (int, float)):
+                    kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
+                    summary = scalar(f"{kind}/{rest}", value)
+                    event = Event(step=metrics["step"], wall_time=time.time(), summary=summary)
+                    self._events.write_event(event)
+            self._events.flush()
 
     def _remaining(self, metrics: dict[str, Any]) -> str:
         if self._span.last is None:
@@ -287,16 +250,10 @@ def read_metrics(directory: str) -> list[dict[str, Any]]:
 def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     """Draws loss.png from metrics.jsonl: each panel's figure by step, evaluations as points. Returns its
     path."""
-    # Without pyplot, which takes as long to import again and keeps figures for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metrics = read_metrics(directory)
     stages = sorted({each.get("stage", 0) for each in metrics}) or [0]
     begun = boundary(metrics)
-    width = 5.5 * len(panels)
-    figure = Figure(figsize=(width, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((5.5 * len(panels), 4.2))
     rows = figure.subplots(1, len(panels), squeeze=False)
     for axes, panel in zip(rows[0], panels):
         for (name, style, label), stage in itertools.product(
@@ -319,7 +276,7 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
             axes.legend()
     path = os.path.join(directory, PLOT_FILE)
     with _on_disk(path), replacing(path) as file:
-        figure.savefig(file, dpi=110, format="png")
+        figure.savefig(file, format="png")
     return path
 
 
@@ -372,6 +329,24 @@ def brought_by_stage_2(task: Task, metrics: Sequence[Figures], ending: Ending) -
     )
 
 
+def _new_events(folder: str, first: int, suffix: str) -> Any:
+    """A file of events in a folder, which is created, as its writer: the thread that tensorboardX's
+    SummaryWriter has for it ends when a disk is full, and then training would wait for it for ever.
+
+    `first`: step from which on events of earlier files do not count. `suffix`: of the file's name, which has
+    the time in seconds.
+    """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    os.makedirs(folder, exist_ok=True)
+    writer = EventsWriter(os.path.join(folder, "events"), suffix)
+    for entry in ({"file_version": "brain.Event:2"}, {"session_log": SessionLog(status=SessionLog.START)}):
+        writer.write_event(Event(step=first, wall_time=time.time(), **entry))
+    writer.flush()
+    return writer
+
+
 @contextlib.contextmanager
 def _on_disk(path: str) -> Iterator[None]:
     """Raises TrainingError where the disk does not take what the block writes."""
@@ -388,10 +363,8 @@ def _keep_before(path: str, span: Span) -> None:
     if not os.path.exists(path) or os.path.getsize(path) == 0:
         return
     if span.first == 0:
-        number = 1
-        while os.path.exists(f"{path}.{number}"):
-            number += 1
-        os.rename(path, f"{path}.{number}")
+        names = (f"{path}.{number}" for number in itertools.count(1))
+        os.rename(path, next(name for name in names if not os.path.exists(name)))
         return
     kept = [each for each in read_metrics(os.path.dirname(path)) if span.follows(each)]
     with replacing(path) as file:

@@ -30,7 +30,7 @@ from training.checkpoint import list_steps, save
 from training.left_behind import ORDER, folder_of_part, keep_in_memory
 from training.optimizer.shards import ShardedOptimizer
 from training.run import Run
-from training.saving import NotSavedError, check_finite
+from training.saving import Finite, NotSavedError
 from training.start.lock import LOCK_FILE
 
 LOCK = "rescue{}.lock"  # of the rank that saves; of that for a stage of a pipeline
@@ -146,8 +146,7 @@ class Rescue:
         if run.ranks.pipelined:
             facts[ORDER] = list(run.model.network.bert._collect_params_with_prefix())
         try:
-            check_finite(self._step, parameters)
-            save(place, self._step, parameters, states, facts)
+            save(place, self._step, Finite(self._step, parameters), states, facts)
         except NotFiniteError as error:
             return str(error)
         except TrainingError as error:

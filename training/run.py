@@ -27,7 +27,7 @@ from tasks.base import Task
 from training.agreement import agree, check_replicas
 from training.checkpoint import Kept, library_versions
 from training.config import ModelConfig, RunConfig
-from training.estimate import estimate, split_of
+from training.estimate import estimate, shape_of
 from training.exchange import broadcast_json
 from training.guard import SKIP, Guard
 from training.metrics import Stopwatch, evaluate, finite_or_none, forward
@@ -176,20 +176,6 @@ class Run:
         if self.communicator.rank == 0:
             self.saver.begin(step, parameters, states, self.state(ended), prunes)
 
-    def restore(self) -> None:
-        """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
-        loss scale, count of skipped steps.
-
-        Raises:
-            InputError: states of another model or dtype.
-        """
-        start = self.start
-        restore_states(start, self.model.network, self.optimizer, self.ranks)
-        if start.keeps(OPTIMIZER):
-            self.scaler.restore(start.facts["scaler"])
-        if start.facts and start.step:  # the same run, perhaps another stage of it
-            self.skips.restore(start.facts["skips"])
-
     def introduce(self, warnings: Sequence[str]) -> None:
         """Reports these and further warnings, and the run's model, devices and options."""
         config, model, start = self.config, self.model, self.start
@@ -266,11 +252,12 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         write_run_file(config, ranks.world, seed, plan)
     feed, eval_feed = _open_data(part, plan, data_seed(seed, start.stage), ranks, reporter, stack)
     if ranks.pipelined:
-        counts = broadcast_json(split_of(part).counts, ranks.world)
+        counts = broadcast_json(shape_of(part).split.counts, ranks.world)
         ranks = ranks.divided(config.model.bert, make_split(counts))
     model = open_model(part, task, ranks, seed)
     restore_parameters(start, model.network, ranks, config.model, seed)
     optimizer = make_optimizer(config.optimization, model, ranks.world, seed)
+    restore_states(start, model.network, optimizer, ranks)
     kept = Kept(config.checkpoint.keep_checkpoints, config.checkpoint.keep_interval or 0)
     saver = Saver(config.checkpoint.ckpt_dir, kept, reporter)
     run = Run(
@@ -294,12 +281,16 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
         wall=wall,
         saved_vocabulary=vocabulary,
     )
-    run.restore()
+    # What is taken over of the checkpoint that the run starts from.
+    if start.keeps(OPTIMIZER):
+        run.scaler.restore(start.facts["scaler"])
+    if start.facts and start.step:  # the same run, perhaps another stage of it
+        run.skips.restore(start.facts["skips"])
+    if start.keeps(SCHEDULE) and not start.begins_stage_2 and start.exact:  # else losses may be others
+        run.guard.restore(start.facts.get("guard", Guard().state()))
     run.introduce([*start.messages, *inputs.messages])
     if feed is not None:
         feed.seek(start.position)
-    if start.keeps(SCHEDULE) and not start.begins_stage_2 and start.exact:  # else losses may be others
-        run.guard.restore(start.facts.get("guard", Guard().state()))
     return run
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from comm.base import Communicator
+from data.opening import DIGITS
 from data.pretraining.prefetch import Feed
 from data.store.tokens import loss_without_context
 from data.tokenizing.vocab import Vocabulary
@@ -105,9 +106,11 @@ class RunInputs(ABC):
         """Whether there is something to train on."""
 
     @abstractmethod
-    def contents(self, config: RunConfig) -> Mapping[str, str]:
-        """Fingerprints of what every rank reads, by a name for people, so that ranks can be compared. Takes
-        little time. Raises InputError for a file that cannot be read."""
+    def contents(self, config: RunConfig) -> dict[str, str]:
+        """Fingerprints of what every rank reads, by a name for people, so that ranks can be compared: here of
+        the vocabulary. Takes little time. Raises InputError for a file that cannot be read."""
+        words = self.vocabulary
+        return {} if words is None else {"the vocabulary": f"{len(words)} tokens, {words.sha256[:DIGITS]}"}
 
     @abstractmethod
     def plan(self, config: RunConfig, world_size: int) -> RunPlan:

@@ -283,16 +283,12 @@ class Saver:
 
     def _write(self, step: int, arrays: Mapping[Key, Any], facts: Mapping[str, Any], begun: float) -> None:
         try:
-            parameters: Mapping[str, Any]
             parameters, states = (
                 {name: array for (kind, name), array in arrays.items() if kind == of}
                 for of in (PARAMS, STATES)
             )
-            if any(map(_is_elsewhere, parameters.values())):
-                parameters = _Finite(step, parameters)  # which come once, while they are written
-            else:
-                check_finite(step, parameters)
-            self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep_now)
+            finite = Finite(step, parameters)
+            self._saved = save(self._ckpt_dir, step, finite, states, facts, self._keep_now)
         except BaseException as error:
             self._failure = error
         self.seconds = time.monotonic() - begun
@@ -317,8 +313,9 @@ def _copy(source: Any, target: np.ndarray) -> None:
     check_call(_LIB.MXNDArraySyncCopyToCPU(source.handle, pointer, size))
 
 
-class _Finite(Mapping[str, Any]):
-    """Parameters, each looked at when it is read."""
+class Finite(Mapping[str, np.ndarray]):
+    """Parameters, each looked at when it is read, which is while it is written: those of other ranks come
+    once. Reading one that is not finite raises NotFiniteError."""
 
     def __init__(self, step: int, parameters: Mapping[str, Any]) -> None:
         self._step = step
@@ -326,7 +323,11 @@ class _Finite(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = to_numpy(self._parameters[name])
-        check_finite(self._step, {name: array})
+        if not np.isfinite(array).all():
+            raise NotFiniteError(
+                f"a parameter is no longer finite at step {self._step}, so it is not saved; lower --lr and "
+                "--resume from the checkpoint before"
+            )
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -346,16 +347,6 @@ def _drain(arrays: Iterable[Any]) -> None:
     for array in arrays:
         if _is_elsewhere(array) and not array.taken:
             array.asnumpy()
-
-
-def check_finite(step: int, parameters: Mapping[str, Any]) -> None:
-    """Raises NotFiniteError where one is not."""
-    for array in parameters.values():
-        if not np.isfinite(to_numpy(array)).all():
-            raise NotFiniteError(
-                f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
-                "--resume from the checkpoint before"
-            )
 
 
 def _fits(buffer: np.ndarray | None, array: Any) -> bool:

@@ -98,7 +98,7 @@ class States(Mapping[str, np.ndarray]):
 
 @contextlib.contextmanager
 def open_states(path: str) -> Iterator[States]:
-    """The states in a file.
+    """The states in a file, after a look at the headers of all arrays, not at their numbers.
 
     Raises:
         InputError: it cannot be read or is damaged, also where that shows only while an array is loaded.
@@ -112,13 +112,6 @@ def open_states(path: str) -> Iterator[States]:
             yield states
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise _damaged(path, error) from error
-
-
-def check_states(path: str) -> None:
-    """Looks at the headers of all arrays in a file, not at their numbers. Raises InputError as
-    `open_states`."""
-    with open_states(path):
-        pass
 
 
 def _damaged(path: str, error: BaseException) -> InputError:

@@ -80,8 +80,7 @@ def asked() -> int | None:
     """Returns the exit code for a signal that has already come, None without one. From any thread: the main
     thread may still be waiting in a library for a rank that has ended at the same signal."""
     handler = signal.getsignal(signal.SIGTERM)
-    whom = getattr(handler, "__self__", handler)
-    return whom.asked if isinstance(whom, (StopRequest, _Leaving)) else None
+    return handler.asked if isinstance(handler, (StopRequest, _Leaving)) else None
 
 
 class StopRequest:
@@ -98,7 +97,7 @@ class StopRequest:
     def listen(self, failed: Callable[[], None] = lambda: None) -> None:
         """Notes signals from now on; `failed` is called at SIGUSR2, in another thread."""
         for number in SIGNALS:
-            signal.signal(number, self._note)
+            signal.signal(number, self)
         signal.signal(signal.SIGUSR2, _Failing(failed))
         if OPEN_MPI in os.environ:  # the parent is mpirun, or its daemon
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0)
@@ -111,7 +110,7 @@ class StopRequest:
             raise Stopped(signal.SIGINT if self.exit_code == 130 else signal.SIGTERM)
         leave_at_signals()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.exit_code is not None:
             raise KeyboardInterrupt
         self.exit_code = code_of(number)
@@ -156,15 +155,14 @@ def _watch(reader: int) -> None:
     while True:
         for number in os.read(reader, 64):
             handler = signal.getsignal(number)
-            whom = getattr(handler, "__self__", handler)
-            if isinstance(whom, (StopRequest, _Leaving)):
-                whom.asked = code_of(number)
+            if isinstance(handler, (StopRequest, _Leaving)):
+                handler.asked = code_of(number)
             if number == signal.SIGTERM:
                 now = time.monotonic()
-                if whom is asked and now > since + SAME:
+                if handler is asked and now > since + SAME:
                     os._exit(code_of(number))
-                if whom is not asked:
-                    asked, since = whom, now
+                if handler is not asked:
+                    asked, since = handler, now
             if isinstance(handler, _Failing):
                 handler.act()
             if isinstance(handler, _Leaving):

@@ -54,7 +54,10 @@ def _train_locked(parts: Sequence[Part], task: Task, ranks: Ranks, stop: StopReq
     """`train_stages` in a directory that no other run has."""
     start, remaining = settle(parts, ranks)
     for part in remaining[1:]:
-        _check_ahead(part, remaining[0], start.processes, ranks.world)
+        # Errors in its plan, and in data of its own, which is tokenized or converted into the cache, come
+        # before the stage in front of it takes days.
+        part.inputs.plan(part.config, start.processes)
+        part.inputs.completed(part.config, ranks.world).open_ahead(remaining[0].inputs, ranks.world)
     code, end = _train_stage(remaining[0], start, task, ranks, stop)
     for config, inputs in remaining[1:]:
         if code:
@@ -99,16 +102,3 @@ def _train_stage(part: Part, start: Start, task: Task, ranks: Ranks, stop: StopR
                     code = RUN_AGAIN if keep_going else 143 if no_interrupt else 130
             finish(UNFINISHED if code or more else FINISHED)
         return code, loop.step
-
-
-def _check_ahead(part: Part, first: Part, processes: int, communicator: Communicator) -> None:
-    """Finds errors in a stage before the one in front of it takes days: in its plan, and in data of its own,
-    which is tokenized or converted into the cache. Every rank calls it. `processes`: those that --accumulate
-    counts for.
-
-    Raises:
-        InputError: as `train_stages`.
-    """
-    config, inputs = part
-    inputs.plan(config, processes)
-    inputs.completed(config, communicator).open_ahead(first.inputs, communicator)

@@ -35,7 +35,7 @@ from tests.faults.catalogue import PROGRAMS
 from tests.faults.figure import BACKENDS, Figure
 from tests.faults.measuring import Caught, Clock, Plan, measure, tally_of, try_damages, units_of
 from tests.faults.report import Page, read, shown, write
-from tests.processes import MARKER, ROOT
+from tests.processes import MARKER, ROOT, environ_of
 
 PAGE = ROOT / "docs" / "reliability.md"
 
@@ -111,9 +111,7 @@ def _try_case(plan: Plan, case: str) -> int:
     """Tries one case on each unit, and says what happened."""
     failed = False
     for program, backend in plan.units:
-        setting = plan.setting(program, backend, 600.0)
-        with program.around(setting):
-            tally = tally_of(program, setting, case)
+        tally = tally_of(program, plan.setting(program, backend), case)
         failed |= tally.held < tally.tried
         result = "\n".join([f"{tally.held} of {tally.tried} held", tally.measured, *tally.failures])
         print(f"{program.number} {backend} {case}: {result}", flush=True)
@@ -179,13 +177,11 @@ def _choices(known: Sequence[str]) -> Any:
 def _end_processes() -> None:
     """Kills what the marker of tests/processes.py shows to be of this process; contexts have left nothing,
     unless one of them was interrupted while it began."""
-    own = f"{MARKER}={os.getpid()}-".encode()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and own in (entry / "environ").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue
+    own = f"{MARKER}={os.getpid()}-"
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if any(each.startswith(own) for each in environ_of(pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

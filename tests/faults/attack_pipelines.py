@@ -1,9 +1,6 @@
 """Attacks on pipelines: a rank of a run of two replicas of two stages is killed, stopped or gets SIGTERM, or
 the disk is full, while each of the four takes steps, and while rank 0 saves and the others send it what they
 hold. All end in time, the missing one is named, and the resumed run has the bits of one left alone.
-
-A run as short as this saves for milliseconds, a few times: too short to be caught from outside on a busy
-machine. Rank 0 therefore stops itself at the moment that is to be attacked (`STOPPING_ITSELF`).
 """
 
 from __future__ import annotations
@@ -24,8 +21,10 @@ from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import (
     END_SECONDS,
     LAST,
+    STOPPING_ITSELF,
     UNNAMED,
     UNSEEN,
+    WRITING,
     Job,
     differences,
     find,
@@ -44,44 +43,10 @@ STAGES, RANKS = 2, 4
 KILLED, STOPPED, TERMINATED, FULL = HOW = ("killed", "stopped", "SIGTERM", "disk full")
 STEPS, SAVING = WHEN = ("steps", "saving")
 RECEIVING = "receiving"  # what the other stages hold; then the files of a checkpoint are written
-MOMENTS = (RECEIVING, ".params", ".states.npz", ".json")  # of saving
 LONGEST = 900.0  # seconds of a launch; it takes 8 on two cores of its own, and 300 on ones shared with twenty
 PATIENCE = 15  # --comm_timeout of a run of which a rank is stopped; four ranks on two cores join slowly
 REASON = r".*(?:error: |(?:mpi|prte)run noticed).*"  # lines that may name a rank
 SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, TERMINATED: signal.SIGTERM}
-
-# Formatted with the first step whose checkpoint counts, and the moment.
-STOPPING_ITSELF = """
-import os, re, signal, threading
-import training.pipeline.state, training.saving
-at, wanted = {step}, {moment!r}
-begin, receive, sync = (
-    training.saving.Saver.begin, training.pipeline.state.Elsewhere.receive, os.fsync
-)
-saved = 0
-def stop(moment):
-    nonlocal wanted
-    if moment == wanted and saved >= at:
-        wanted = None
-        # To this thread: one to the process is another thread's to take, and this one goes on until then.
-        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-def begin_step(self, step, *given, **more):
-    nonlocal saved
-    saved = step
-    begin(self, step, *given, **more)
-def stop_and_receive(self, into):
-    stop("receiving")
-    return receive(self, into)
-def stop_and_sync(descriptor):
-    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
-    found = re.fullmatch(r".*/\\d{{7}}([.a-z]+)\\.tmp-[^/]*", name)
-    if found:
-        stop(found[1])
-    sync(descriptor)
-training.saving.Saver.begin = begin_step
-training.pipeline.state.Elsewhere.receive = stop_and_receive
-os.fsync = stop_and_sync
-"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +71,7 @@ class Case:
         """A patch that stops rank 0 while it saves, at one of the moments by chance; empty for no stop."""
         if self.when != SAVING or self.how == FULL:
             return ""
-        moment = random.Random(str(self)).choice(MOMENTS)
+        moment = random.Random(str(self)).choice((RECEIVING, *WRITING))
         return STOPPING_ITSELF.format(step=self.step, moment=moment)
 
     @property
@@ -148,8 +113,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         if failure:
             return Tally.of(failure)
         (disk / "filled").unlink(missing_ok=True)
-        with started(Job(undamaged(setting), 2), case, directory) as run:
-            run.wait().check()
+        started(Job(undamaged(setting), 2), case, directory).finish()
         return Tally.of(differences(directory, expected))
 
 
@@ -158,8 +122,7 @@ def undisturbed(setting: Setting, case: Case) -> Path:
     bits."""
     directory = setting.shared / "whole-stages"
     if not (directory / f"{LAST:07d}.json").exists():
-        with started(Job(undamaged(setting), 2), case, directory) as run:
-            run.wait().check()
+        started(Job(undamaged(setting), 2), case, directory).finish()
     return directory
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple
 from unittest import mock
 
 import convert
@@ -40,13 +40,6 @@ from training.options import parse_options
 
 LONG, DIGITS = 5_000, "9" * 26
 _UNKNOWN = "--no_such_option"
-
-
-class Command(NamedTuple):
-    """A command: the words that start it, and what parses its options in this process."""
-
-    words: tuple[str, ...]
-    parse: Callable[[list[str]], Any]
 
 
 class Case(NamedTuple):
@@ -78,47 +71,29 @@ class Outcome(NamedTuple):
         return self.code == 2 and one_line and self.seconds < 1
 
 
-COMMANDS: dict[str, Command] = {
+# Scripts, and modules for `python -m`, by name: each with what parses its options in this process.
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {
+    "run_pretraining_hvd.py": partial(parse_options, description=""),
+    "run_pretraining_byteps.py": partial(parse_options, description=""),
+    "finetune_squad.py": partial(parse_finetuning, finetune_squad.SCRIPT),
+    "finetune_classifier.py": partial(parse_finetuning, finetune_classifier.SCRIPT),
+    "compare.py": partial(parse_comparison, backends=BACKENDS),
+    "hparams.py": hparams.main,
+    "convert.py": convert.parse,
+    "predict.py": predict.parse,
+    "score.py": score_pairs.parse,
+    "results.py": results.parse_options,
+    "hosts/launch.py": launch.main,
+    "hosts/slurm.py": slurm.main,
+    "hosts/kubernetes.py": kubernetes.main,
+    "hosts/sagemaker.py": sagemaker.main,
+    "hosts/check.py": check.main,
+    "data.prepare": prepare.parse,
     **{
-        name: Command((name,), lambda words: parse_options(words, ""))
-        for name in ("run_pretraining_hvd.py", "run_pretraining_byteps.py")
-    },
-    **{
-        f"{module.__name__}.py": Command((f"{module.__name__}.py",), partial(parse_finetuning, module.SCRIPT))
-        for module in (finetune_squad, finetune_classifier)
-    },
-    "compare.py": Command(("compare.py",), lambda words: parse_comparison(words, BACKENDS)),
-    "hparams.py": Command(("hparams.py",), hparams.main),
-    "convert.py": Command(("convert.py",), convert.parse),
-    "predict.py": Command(("predict.py",), predict.parse),
-    "score.py": Command(("score.py",), score_pairs.parse),
-    "results.py": Command(("results.py",), results.parse_options),
-    **{
-        f"hosts/{name}.py": Command((f"hosts/{name}.py",), main)
-        for name, main in (
-            ("launch", launch.main),
-            ("slurm", slurm.main),
-            ("kubernetes", kubernetes.main),
-            ("sagemaker", sagemaker.main),
-            ("check", check.main),
-        )
-    },
-    "hosts.pod": Command(("-m", "hosts.pod"), pod.main),
-    "data.build_corpus": Command(("-m", "data.build_corpus"), build_corpus.main),
-    "data.prepare": Command(("-m", "data.prepare"), prepare.parse),
-    "data.train_vocab": Command(("-m", "data.train_vocab"), train_vocab.main),
-    "data.inspect": Command(("-m", "data.inspect"), inspect.main),
-    "data.embedded": Command(("-m", "data.embedded"), embedded.main),
-    "data.convert_npz": Command(("-m", "data.convert_npz"), convert_npz.main),
-    "data.questions.cloze": Command(("-m", "data.questions.cloze"), cloze.main),
-    "data.questions.score": Command(("-m", "data.questions.score"), score.main),
-    "data.classification.embedded": Command(("-m", "data.classification.embedded"), embedded_pairs.main),
-    "training.profile": Command(("-m", "training.profile"), profile.main),
-    **{
-        f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
+        module.__name__: module.main
         for module in (
-            *(step, latency, loader, tokenize_text, questions, finetune),
-            *(gpu, pretraining, startup),
+            *(pod, build_corpus, train_vocab, inspect, embedded, convert_npz, cloze, score, embedded_pairs),
+            *(profile, step, latency, loader, tokenize_text, questions, finetune, gpu, pretraining, startup),
         )
     },
 }
@@ -134,7 +109,7 @@ def all_cases() -> list[Case]:
     ]
 
 
-def options_of(command: Command) -> list[argparse.Action]:
+def options_of(command: Callable[[list[str]], Any]) -> list[argparse.Action]:
     """Options of a command that take a value, from the parser that it makes."""
     made: list[argparse.ArgumentParser] = []
     original = argparse.ArgumentParser.parse_known_args
@@ -176,8 +151,8 @@ def parse(case: Case) -> Outcome:
 def run(case: Case) -> Outcome:
     """The case as a command of its own; its seconds are the CPU time of the process and what it started."""
     before = sum(os.times()[2:4])
-    command = [sys.executable, *COMMANDS[case.command].words, f"{case.option}={case.value}"]
-    result = run_command(command, cwd=ROOT)
+    name = [case.command] if case.command.endswith(".py") else ["-m", case.command]
+    result = run_command([sys.executable, *name, f"{case.option}={case.value}"], cwd=ROOT)
     return Outcome(case.option, result.returncode, result.stderr, sum(os.times()[2:4]) - before)
 
 
@@ -192,12 +167,12 @@ def _takes(action: argparse.Action, text: str) -> bool:
     return True
 
 
-def _attempt(command: Command, words: Sequence[str], option: str = "") -> Outcome:
+def _attempt(command: Callable[[list[str]], Any], words: list[str], option: str = "") -> Outcome:
     begun, code = time.process_time(), None
     error, output = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
         try:
-            found = command.parse(list(words))
+            found = command(words)
             code = found if isinstance(found, int) else None
         except InputError as bad:
             code = 2
@@ -216,25 +191,18 @@ def cases(setting: Setting) -> Iterator[str]:
     yield from shuffled((named(number=number) for number in range(len(all_cases()))), setting)
 
 
-@contextlib.contextmanager
-def in_folder(setting: Setting) -> Iterator[None]:
-    """A command that takes a bad value goes on to work, and may write files where it is."""
-    before = os.getcwd()
-    os.chdir(setting.work)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def attempt(setting: Setting, parts: Parts) -> Tally:
     """One command as a process, or all of them, or those of one command, in this process."""
     every = all_cases()
     if "number" in parts:
-        one = every[int(parts["number"])]
-        return Tally.of(_fault(one, run))
+        return Tally.of(_fault(every[int(parts["number"])], run))
     chosen = [each for each in every if parts.get("command", each.command) == each.command]
-    return Tally.of(*(_fault(each, parse) for each in chosen), tried=len(chosen))
+    before = os.getcwd()
+    os.chdir(setting.work)  # a command that takes a bad value goes on to work, and may write files
+    try:
+        return Tally.of(*(_fault(each, parse) for each in chosen), tried=len(chosen))
+    finally:
+        os.chdir(before)
 
 
 def _fault(case: Case, try_it: Callable[[Case], Outcome]) -> str:
@@ -260,7 +228,6 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=cases,
     attempt=attempt,
-    around=in_folder,
     damages={
         "values are not looked at when options are parsed": Damage(
             ONE,

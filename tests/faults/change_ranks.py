@@ -16,7 +16,6 @@ from tests.faults.jobs import (
     OWN_COUNTS,
     Job,
     corpus,
-    kill_all,
     last_step,
     metrics,
     moved,
@@ -66,9 +65,8 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
             wait_for_step(run, directory, last + draw.randint(1, max(1, most)))
             wait_for_checkpoint(run, directory)
             time.sleep(draw.uniform(0, 0.05))
-            kill_all(run)
-    with job.start(words, sizes[-1]) as run:
-        run.wait().check()
+            # The end of the block kills every process.
+    job.start(words, sizes[-1]).finish()
     return Tally.of("; ".join(list(wrong(directory, expected))[:3]))
 
 
@@ -84,8 +82,7 @@ def undisturbed(setting: Setting, micro_batches: int) -> Path:
         (directory / "taken").mkdir(parents=True)
         alone = replace(undamaged(setting), backend="hvd_gloo", work=setting.folder(directory.name))
         job = Job(alone, micro_batches, patch(directory / "taken"))
-        with job.start(job.words(directory, **options(setting)), ranks=1) as run:
-            run.wait().check()
+        job.start(job.words(directory, **options(setting)), ranks=1).finish()
     return directory
 
 

@@ -67,15 +67,14 @@ class Setting:
     """Surroundings of a figure's cases.
 
     `work`: an empty folder of the figure. `shared`: a folder for what several figures use, kept until the end
-    of the command. `seconds`: the time that is left for the figure. `damage`: the name of a deliberate one,
-    empty for none; `patch`: its Python, that is run in each rank before the script's own work. `calm`: the
-    machine does nothing else, so that seconds mean something."""
+    of the command. `damage`: the name of a deliberate one, empty for none; `patch`: its Python, that is run
+    in each rank before the script's own work. `calm`: the machine does nothing else, so that seconds mean
+    something."""
 
     backend: str
     seed: int
     work: Path
     shared: Path
-    seconds: float = 600.0
     damage: str = ""
     patch: str = ""
     calm: bool = True
@@ -93,7 +92,6 @@ class Setting:
 
 
 Parts = Mapping[str, str]  # of a case's name, `name=value,name=value`, which holds all that is random in it
-Attempt = Callable[[Setting, Parts], Tally]
 
 
 @dataclass(frozen=True)
@@ -114,16 +112,14 @@ class Program:
     """The program of a figure.
 
     `cases`: names of cases in the order of a setting's seed; endless if it likes. `attempt`: tries one.
-    `around`: a context of all attempts. `weight`: its share of the time, relative to the other programs'.
-    `seconds`: what a case takes on two cores, roughly. `damages`: by name. `by_hand`: tried only where it is
-    named."""
+    `weight`: its share of the time, relative to the other programs'. `seconds`: what a case takes on two
+    cores, roughly. `damages`: by name. `by_hand`: tried only where it is named."""
 
     number: str
     name: str
     goal: str
     cases: Callable[[Setting], Iterable[str]]
-    attempt: Attempt
-    around: Callable[[Setting], ContextManager[Any]] = contextlib.nullcontext
+    attempt: Callable[[Setting, Parts], Tally]
     weight: float = 1.0
     seconds: float = 30.0
     backends: Sequence[str] = tuple(BACKENDS)

@@ -8,6 +8,7 @@ content is the right one all the same (made again, or never taken from what was 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,19 +21,19 @@ from unittest import mock
 import numpy as np
 
 from base.errors import InputError
-from base.progress import SILENT
 from data.store import cache, manifest
-from data.store.build import BuildPlan, Writers, build_columns
-from data.store.columns import Column
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.formats.samples import ragged, save_npz
 from tests.data.instance_files import build_instances
+from tests.data.store.building import Numbers, build
 from tests.data.token_stores import build_store
 from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
 from training import checkpoint
+
+UNITS = 5  # of the unfinished build
 
 
 class Target(NamedTuple):
@@ -227,48 +228,17 @@ def _read_cache(folder: Path) -> Any:
     return _of_tokens(cached_store([str(text)], _settings(), str(folder / "cache")))
 
 
-class _Stop(Exception):
-    """Ends a build in its middle."""
-
-
-class _Unit(NamedTuple):
-    name: str
-    size: int = 1
-
-
-def _plan(interrupted: bool) -> BuildPlan:
-    """A build of numbers that depend on the unit; it stops before unit 6 while `interrupted`."""
-
-    def write(unit: _Unit, number: int, writers: Writers) -> Mapping[str, Any]:
-        if interrupted and number == 6:
-            raise _Stop
-        writers["values"].append(np.random.default_rng(number).integers(0, 250, 1_500, dtype=np.int64))
-        return {"counts": {"units": 1}}
-
-    return BuildPlan(
-        [Column("values", "<i4")],
-        lambda: [_Unit(str(number)) for number in range(9)],
-        write,
-        {"format": "numbers"},
-        {"format": "numbers", "sources": []},
-        shard_bytes=4096 * 4,
-    )
-
-
 def _make_unfinished(folder: Path) -> None:
     folder.mkdir()
-    try:
-        build_columns(str(folder / "store"), _plan(interrupted=True), 0, SILENT)
-    except _Stop:
-        return
-    raise AssertionError("the build was not interrupted")
+    with contextlib.suppress(KeyError):
+        build(folder / "store", UNITS, 0, Numbers("defect", at=UNITS - 2))
+    assert (folder / "store.partial").exists(), "the build was not interrupted"
 
 
 def _read_unfinished(folder: Path) -> Any:
-    """The numbers of the build, gone on with from whatever is there."""
-    build_columns(str(folder / "store"), _plan(interrupted=False), 0, SILENT)
-    shards = sorted((folder / "store").glob("values-*.bin"))
-    return _digest(b"".join(shard.read_bytes() for shard in shards))
+    """The columns of the build, gone on with from whatever is there."""
+    build(folder / "store", UNITS, 0)
+    return _digest(b"".join(path.read_bytes() for path in sorted((folder / "store").glob("*.bin"))))
 
 
 def _text(content: Mapping[str, Any]) -> str:

@@ -190,13 +190,10 @@ def _read_environment(path: str) -> Any:
     content = Path(path).read_bytes().replace(b"\0", b"") if os.path.isfile(path) else b""
     lines = (line.partition("=") for line in os.fsdecode(content).split("\n"))
     environ = {name: value for name, _, value in lines if name}
-    launched_rank(environ), local_size(environ), hosts_of_run(environ)
-    for reader in (
-        lambda: choose_threads(environ, 2, 2, local_size(environ)),
-        lambda: complete_environment(environ),
-        lambda: read_place(environ),
-    ):
-        reader()
+    launched_rank(environ), hosts_of_run(environ)
+    choose_threads(environ, 2, 2, local_size(environ))
+    complete_environment(environ)
+    read_place(environ)
 
 
 _SQUAD = {

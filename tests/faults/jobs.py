@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from base.files import replacing
 from base.json_files import read_json_lines
 from data.embedded import build
 from tests.faults.figure import Setting
-from tests.processes import LIMIT, OF_TIME, ROOT, Run, environ_of, start_ranks, until, words_of
+from tests.processes import OF_TIME, ROOT, Run, environ_of, start_ranks, until, words_of
 from training.checkpoint import list_steps, read_manifest
 
 SCRIPTS = {"mpirun": "run_pretraining_hvd.py", "gloo": "run_pretraining_hvd.py"}
@@ -53,6 +52,42 @@ UNNAMED = """
 import comm.watch.watchdog
 end = comm.watch.watchdog._end_process
 comm.watch.watchdog._end_process = lambda message, rank, *rest: end("lost", rank)
+"""
+
+WRITING = (".params", ".states.npz", ".json")  # the files of a checkpoint, in their order
+# Rank 0 stops itself while it saves, which takes milliseconds: too short to be caught from outside on a busy
+# machine. Formatted with the first step whose checkpoint counts, and the moment: of WRITING, or "receiving",
+# from the other stages of a pipeline.
+STOPPING_ITSELF = """
+import os, re, signal, threading
+import training.pipeline.state, training.saving
+at, wanted = {step}, {moment!r}
+begin, receive, sync = (
+    training.saving.Saver.begin, training.pipeline.state.Elsewhere.receive, os.fsync
+)
+saved = 0
+def stop(moment):
+    nonlocal wanted
+    if moment == wanted and saved >= at:
+        wanted = None
+        # To this thread: one to the process is another thread's to take, and this one goes on until then.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+def begin_step(self, step, *given, **more):
+    nonlocal saved
+    saved = step
+    begin(self, step, *given, **more)
+def stop_and_receive(self, into):
+    stop("receiving")
+    return receive(self, into)
+def stop_and_sync(descriptor):
+    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
+    found = re.fullmatch(r".*/\\d{{7}}([.a-z]+)\\.tmp-[^/]*", name)
+    if found:
+        stop(found[1])
+    sync(descriptor)
+training.saving.Saver.begin = begin_step
+training.pipeline.state.Elsewhere.receive = stop_and_receive
+os.fsync = stop_and_sync
 """
 
 
@@ -148,8 +183,7 @@ def whole(setting: Setting, accumulate: int = 1) -> Path:
     directory = setting.shared / f"whole-{setting.backend}-{accumulate}"
     if not (directory / f"{LAST:07d}.json").exists():
         job = Job(undamaged(setting), accumulate)
-        with job.start(job.words(directory)) as run:
-            run.wait().check()
+        job.start(job.words(directory)).finish()
     return directory
 
 
@@ -227,13 +261,6 @@ def wait_for_checkpoint(run: Run, directory: Path) -> None:
     until(lambda: list_steps(str(directory)), run)
 
 
-def kill_all(run: Run) -> None:
-    """Kills every process of a run, one after the other."""
-    for pid in run.pids():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def find(run: Run, launcher: str, who: int | str) -> int:
     """The process id of a rank (its number), "server" or "scheduler"; waits until it has been started."""
 
@@ -262,19 +289,6 @@ def has_joined(pid: int, launcher: str) -> bool:
     with contextlib.suppress(OSError):
         return library in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
     return False
-
-
-def catch_saving(pid: int, directory: Path) -> None:
-    """Stops process `pid`, rank 0, in the middle of writing a checkpoint."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        if unfinished(directory):
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.05)  # a system call that has begun comes to its end
-            if unfinished(directory):
-                return
-            os.kill(pid, signal.SIGCONT)
-    raise AssertionError("rank 0 was never caught while it saved")
 
 
 def unfinished(directory: Path) -> list[str]:

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named, shuffled
-from tests.faults.jobs import (
-    INTERVAL,
-    LAST,
-    LOST_STATES,
-    Job,
-    differences,
-    kill_all,
-    moved,
-    wait_for_step,
-    whole,
-)
+from tests.faults.jobs import INTERVAL, LAST, LOST_STATES, Job, differences, moved, wait_for_step, whole
 from training.checkpoint import list_steps
 
 ACCUMULATE = (1, 3)
@@ -32,12 +22,11 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         with job.start(job.words(directory)) as run:
             wait_for_step(run, directory, step)
             assert run.poll() is None or step == LAST, run.wait().describe()
-            kill_all(run)
+            # The end of the block kills every process.
         newest = max(list_steps(str(directory)), default=0)
         assert newest > saved or step == first, f"nothing was saved in {BETWEEN} steps"
         saved = newest
-    with job.start(job.words(directory)) as run:
-        run.wait().check()
+    job.start(job.words(directory)).finish()
     return Tally.of(differences(directory, expected), tried=len(kills))
 
 

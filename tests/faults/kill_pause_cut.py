@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import re
 import signal
 import time
@@ -24,12 +25,14 @@ from tests.faults.jobs import (
     END_SECONDS,
     ONE_THREAD,
     SCRIPTS,
+    STOPPING_ITSELF,
     UNNAMED,
     UNSEEN,
+    WRITING,
     Job,
-    catch_saving,
     corpus,
     find,
+    is_stopped,
     last_step,
     starter,
     traces,
@@ -46,8 +49,10 @@ WHO = {
     "hvd_gloo": ("0", "1", "launcher"),
     "byteps": ("0", "1", "server", "scheduler", "launcher"),
 }
-HOW = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "cut": None}
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+HOW = (*SIGNALS, "cut")
 WHEN = ("start", "joining", "first steps", "steps", "saving")
+INTERVAL = 10  # of checkpoints
 
 
 @dataclass(frozen=True)
@@ -114,17 +119,15 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
             wait_for_step(run, case.directory, 1)
         elif case.when in ("steps", "saving"):
             wait_for_checkpoint(run, case.directory)
-        saving = find(run, case.launcher, 0) if case.when == "saving" else None
-        if saving is not None:
-            catch_saving(saving, case.directory)
+        if case.when == "saving":
+            saving = find(run, case.launcher, 0)
+            until(lambda: is_stopped(saving), run, pause=0.001)
         begun = last_step(case.directory)
-        number = HOW[case.how]
-        if number is not None:
-            os.kill(victim, number)
-        else:
-            assert hosts is not None
+        if hosts is not None:
             hosts.cut()
-        if saving is not None and (case.who, case.how) != ("0", "stopped"):
+        else:
+            os.kill(victim, SIGNALS[case.how])
+        if case.when == "saving" and (case.who, case.how) != ("0", "stopped"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(saving, signal.SIGCONT)
         if case.when == "start" and case.how != "killed" and case.who != "launcher":
@@ -141,7 +144,11 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
 
 def start(case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
     """A run without an end, over two hosts if there are any."""
-    job = Job(case.setting)
+    stops_itself = ""
+    if case.when == "saving":  # the second checkpoint
+        moment = random.Random(case.who + case.how).choice(WRITING)
+        stops_itself = STOPPING_ITSELF.format(step=INTERVAL + 1, moment=moment)
+    job = Job(case.setting, patch=stops_itself)
     words = job.words(
         case.directory,
         data=corpus(case.setting) / "corpus" / "train-*.txt",
@@ -149,7 +156,7 @@ def start(case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
         batch_size="32,2",
         comm_timeout=5 if case.setting.calm else 20,  # on a busy machine two ranks do not join in 5 s
         log_interval=2,
-        ckpt_interval=10,
+        ckpt_interval=INTERVAL,
         keep_checkpoints=2,
     )
     launcher_args: list[Any] = []
@@ -190,7 +197,7 @@ def victim_of(case: Case, run: Run) -> int:
     if case.who == "launcher":
         until(lambda: run.find(SCRIPTS[case.launcher]), run)
         return run.pid
-    return find(run, case.launcher, int(case.who) if case.who.isdigit() else case.who)
+    return find(run, case.launcher, case.who)
 
 
 def without_launcher(case: Case, run: Run, victim: int, begun: int) -> str:

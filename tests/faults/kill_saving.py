@@ -27,19 +27,13 @@ from bert.weights.params_file import read_index
 from tests.faults.disks import can_mount, full, limited, read_only, small_disk
 from tests.faults.figure import ONCE, Damage, Parts, Program, Setting, Tally, endless, named
 from training import checkpoint, saving
+from training.report import Reporter
 from training.saving import Saver
 
 SIZE = 40_000  # elements of each of four parameters
 SECONDS = 600.0  # for an attack
 LIFE = 0.06  # seconds: kills come up to this long after a child has begun its first checkpoint
 Result = TypeVar("Result")
-
-
-class _Mute:
-    def note(self, message: str) -> None:
-        pass
-
-    warn = note
 
 
 def apart(function: Callable[..., Result], *given: Any) -> Result:
@@ -99,7 +93,7 @@ def _save_for_ever(directory: str, announce: int, damage: str) -> None:
     step = max(checkpoint.list_steps(directory), default=0)
     parameters = {f"{i}.weight": np.zeros(SIZE, np.float32) for i in range(4)}
     states = {f"{i}.weight.mean": np.zeros(SIZE, np.float32) for i in range(4)}
-    saver = Saver(directory, checkpoint.Kept(3), _Mute())  # type: ignore[arg-type]
+    saver = Saver(directory, checkpoint.Kept(3), Reporter())
     while True:
         step += 1
         saver.sound()  # the update waits for the copy
@@ -214,7 +208,7 @@ def _fails(place: Path, sizes: tuple[int, int], trouble: Trouble, facts: dict[st
     directory = place / "ckpt"
     what = f"{place.name}: "
     try:
-        with Saver(str(directory), checkpoint.Kept(1), _Mute()) as saver:  # type: ignore[arg-type]
+        with Saver(str(directory), checkpoint.Kept(1), Reporter()) as saver:
             _save(saver, 1, sizes, facts)
             before = {path.name: path.read_bytes() for path in directory.iterdir()}
             with trouble(directory) as reason:
@@ -227,7 +221,7 @@ def _fails(place: Path, sizes: tuple[int, int], trouble: Trouble, facts: dict[st
             left = {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "ballast"}
             if left != before:
                 return what + f"what is left is {sorted(left)}"
-        with Saver(str(directory), checkpoint.Kept(1), _Mute()) as saver:  # type: ignore[arg-type]
+        with Saver(str(directory), checkpoint.Kept(1), Reporter()) as saver:
             _save(saver, 3, sizes, facts)
         found = checkpoint.newest_complete(str(directory), lambda message: None)
         return "" if found and found.step == 3 else what + "it could not be saved afterwards"

@@ -74,7 +74,7 @@ class Plan:
     folder: Path
     earlier: Mapping[tuple[str, str], Figure] = field(default_factory=dict)
 
-    def setting(self, program: Program, backend: str, seconds: float, damage: str = "") -> Setting:
+    def setting(self, program: Program, backend: str, damage: str = "") -> Setting:
         """The setting of a program, with a new folder."""
         name = f"{program.number}-{backend}{'-damaged' if damage else ''}"
         work = self.folder / name
@@ -83,7 +83,7 @@ class Plan:
         shared = self.folder / "shared"
         shared.mkdir(exist_ok=True)
         patch = program.damages[damage].patch if damage else ""
-        return Setting(backend, self.seed, work, shared, seconds, damage, patch)
+        return Setting(backend, self.seed, work, shared, damage, patch)
 
 
 def units_of(programs: Sequence[Program], backends: Sequence[str]) -> list[tuple[Program, str]]:
@@ -107,18 +107,11 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
             note = f"not tried: a case takes about {program.seconds:g} s"
             keep(figure or program.empty(backend, note))
             continue
-        setting = plan.setting(program, backend, max(left * program.weight / rest, program.seconds))
-        _measure_one(program, setting, figure or program.empty(backend), clock, keep)
-
-
-def _measure_one(
-    program: Program, setting: Setting, figure: Figure, clock: Clock, keep: Callable[[Figure], None]
-) -> None:
-    figure = replace(figure, note=program.note)
-    end = time.monotonic() + setting.seconds
-    took: list[float] = []
-    try:
-        with program.around(setting):
+        end = time.monotonic() + max(left * program.weight / rest, program.seconds)
+        setting = plan.setting(program, backend)
+        figure = replace(figure or program.empty(backend), note=program.note)
+        took: list[float] = []
+        try:
             for case in islice(program.cases(setting), figure.cases, None):
                 if clock.stopped_by:
                     break
@@ -130,15 +123,15 @@ def _measure_one(
                 took.append(time.monotonic() - begin)
                 keep(figure)
                 clock.say(
-                    f"{program.number} {setting.backend}: {figure.held} of {figure.tried} held; last {case}"
+                    f"{program.number} {backend}: {figure.held} of {figure.tried} held; last {case}"
                     f" in {took[-1]:.1f} s",
                     often=took[-1] < QUICK,
                 )
-    except Exception:  # the program itself: the others shall go on
-        figure = added(figure, program, setting, "", Tally.of(traceback.format_exc()))
-    finally:
-        keep(figure)
-        shutil.rmtree(setting.work, ignore_errors=True)
+        except Exception:  # the program itself: the others shall go on
+            figure = added(figure, program, setting, "", Tally.of(traceback.format_exc()))
+        finally:
+            keep(figure)
+            shutil.rmtree(setting.work, ignore_errors=True)
 
 
 def tally_of(program: Program, setting: Setting, case: str) -> Tally:
@@ -189,9 +182,9 @@ def try_damages(plan: Plan, clock: Clock, keep: Callable[[Caught], None]) -> Non
             if clock.left < program.seconds:
                 keep(Caught(program.number, name, backend, None, "not tried: no time left"))
                 continue
-            setting = plan.setting(program, backend, clock.left, name)
+            setting = plan.setting(program, backend, name)
             try:
-                with damage.broken(), program.around(setting):
+                with damage.broken():
                     said = "; ".join(tally_of(program, setting, damage.case).failures)
             finally:
                 shutil.rmtree(setting.work, ignore_errors=True)

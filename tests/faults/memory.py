@@ -8,11 +8,12 @@ flat if the slope of its line and that one's standard error are below LIMIT toge
 from __future__ import annotations
 
 import ctypes
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Sequence
+
+import numpy as np
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named
 from tests.faults.jobs import ONE_THREAD, Job, last_step
@@ -41,13 +42,9 @@ class Slope:
 
 def slope(process: str, points: Sequence[tuple[int, int]]) -> Slope:
     """The line of least squares through (step, bytes), at least three of them."""
-    count = len(points)
-    mean_x, mean_y = (sum(axis) / count for axis in zip(*points))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    rise = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    rest = sum((y - mean_y - rise * (x - mean_x)) ** 2 for x, y in points)
-    steps = points[-1][0] - points[0][0]
-    return Slope(process, rise, math.sqrt(rest / max(1, count - 2) / spread), steps)
+    steps, held = np.array(points).T
+    (rise, _), covariance = np.polyfit(steps, held, 1, cov=True)
+    return Slope(process, rise, covariance[0, 0] ** 0.5, steps[-1] - steps[0])
 
 
 def of_a_run(setting: Setting, steps: int) -> list[Slope]:

@@ -120,23 +120,14 @@ def table(figures: Sequence[Figure], programs: Sequence[Program]) -> Table:
     found = {(figure.number, figure.backend): figure for figure in figures}
     rows, notes = [], []
     for program in programs:
-        mine = [
-            found[program.number, backend]
-            for backend in (ONCE, *BACKENDS)
-            if (program.number, backend) in found
-        ]
-        if not mine:
+        once = program.backends == (ONCE,)  # one number, in the first column only
+        columns = (ONCE, "", "") if once else BACKENDS
+        mine = [found.get((program.number, backend)) for backend in columns]
+        if not any(mine):
             continue
-        cells = [
-            cell(found.get((program.number, ONCE)) or found.get((program.number, backend)))
-            for backend in BACKENDS
-        ]
-        rows.append(Row([program.number, program.name, program.goal, *cells]))
-        # "any" row: one number, in the first column only
-        if program.backends == (ONCE,):
-            rows[-1] = Row([program.number, program.name, program.goal, cells[0], EMPTY, EMPTY])
-            notes.append(f"{program.number}: the same with all backends.")
-        said = [note for each in mine for note in (each.note, *each.measured) if note]
+        rows.append(Row([program.number, program.name, program.goal, *map(cell, mine)]))
+        notes += [f"{program.number}: the same with all backends."] if once else []
+        said = [note for each in filter(None, mine) for note in (each.note, *each.measured) if note]
         notes += [f"{program.number}: {note}" for note in dict.fromkeys(said)]
     head = ["#", "figure", "goal", *BACKENDS.values()]
     return Table("Figures", head, rows, names=3, notes=notes)

@@ -51,8 +51,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         os.kill(victim, signal.SIGKILL)
         result = run.wait()
     logged = last_step(directory)
-    with job.start(words, ranks) as run:
-        resumed = run.wait().check()
+    resumed = job.start(words, ranks).finish()
     # Before its first step: one that began anew comes to the second stage, too.
     begin = re.split(r"stage \d, step", resumed.stdout)[0]
     found = re.search(r"(?:continuing|stage 2 begins) after step (\d+)", begin)
@@ -68,7 +67,7 @@ def victim_of(run: Run, launcher: str, who: str) -> int:
     """Process id of who is to be killed; "launcher" is the mpirun that hosts/launch.py has started."""
     if who == "launcher":
         return until(lambda: [pid for pid in run.pids() if _name(pid) == "mpirun"], run)[0]
-    return find(run, launcher, int(who) if who.isdigit() else who)
+    return find(run, launcher, who)
 
 
 def _name(pid: int) -> str:

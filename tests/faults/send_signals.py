@@ -85,8 +85,7 @@ def attempt(setting: Setting, parts: Parts) -> Tally:
         failure = judged(result, CODES[one.signal], setting, directory, (begun, before))
         if failure:
             return Tally.of(f"{one}: {failure}: {result.describe(1500)}", tried=sent)
-    with job.start(job.words(directory)) as run:
-        run.wait().check()
+    job.start(job.words(directory)).finish()
     return Tally.of(differences(directory, expected), tried=sent)
 
 

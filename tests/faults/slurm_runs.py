@@ -97,13 +97,13 @@ def disturb(cluster: Cluster, job: str, way: str) -> None:
 
 def queued_again(cluster: Cluster, job: str) -> bool:
     """Waits until a job is queued again, or has ended; returns which."""
-    end = time.monotonic() + SECONDS
-    while True:
+
+    def known() -> dict[str, str] | None:
         facts = cluster.facts(job)
-        if int(facts["Restarts"]) or facts["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"):
-            return bool(int(facts["Restarts"]))
-        assert time.monotonic() < end, facts
-        time.sleep(0.5)
+        ended = facts["JobState"] in ("COMPLETED", "FAILED", "CANCELLED")
+        return facts if ended or int(facts["Restarts"]) else None
+
+    return int(until(known, pause=0.5, limit=SECONDS)["Restarts"]) > 0
 
 
 PROGRAM = Program(

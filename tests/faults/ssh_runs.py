@@ -46,7 +46,7 @@ def disturbed(hosts: SshHosts, setting: Setting, way: str) -> str:
     """One disturbed run; returns what was wrong, empty if nothing."""
     own, alone = hosts.folder / way, setting.shared / f"ssh-{setting.backend}-{len(hosts.holders)}"
     if not (alone / f"{STEPS:07d}.json").exists():
-        start(hosts, Job(undamaged(setting)), alone).wait().check()
+        start(hosts, Job(undamaged(setting)), alone).finish()
     with start(hosts, Job(setting), own) as run:
         wait_for_step(run, own, 25)
         if way == "kill":

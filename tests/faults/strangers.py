@@ -68,14 +68,12 @@ def attack(messages: int, seed: int, stranger_seconds: float = 3.0, damage: str 
             for count in _send(port, address.token, messages, random.Random(seed), held):
                 delivered = count
                 descriptors.append(_descriptors(process.pid))
-                _drip(held)
                 if effects:
                     raise ConnectionError("the run has ended")
-            with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
+            with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT):  # waits for its end
                 time.sleep(FLOOD_SECONDS / 2)
                 descriptors.append(_descriptors(process.pid))
                 links.append(_link(3, address, effects))
-                flood.wait()
             for connection in held:
                 connection.close()
         except ConnectionError as error:
@@ -100,15 +98,11 @@ def bother(port: int, messages: int, seed: int, during: Callable[[], None]) -> i
     many messages, a flood. Returns how many messages were delivered. `during`: called while the flood lasts.
     """
     held = _hold(port, IDLE)
-    delivered = 0
     try:
-        for count in _send(port, NO_TOKEN, messages, random.Random(seed), held):
-            delivered = count
-            _drip(held)
-        with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT) as flood:
+        *_, delivered = _send(port, NO_TOKEN, messages, random.Random(seed), held)
+        with subprocess.Popen(_command("flood", port, FLOOD_SECONDS), cwd=ROOT):  # waits for its end
             time.sleep(FLOOD_SECONDS / 2)
             during()
-            flood.wait()
     finally:
         for connection in held:
             connection.close()
@@ -182,13 +176,15 @@ def _command(function: str, *given: object) -> list[str]:
 def _send(
     port: int, token: bytes, messages: int, draw: random.Random, held: list[socket.socket]
 ) -> Iterator[int]:
-    """Sends the messages, each over a connection of its own, a quarter of which are `held` until others come;
-    yields how many were delivered, after each batch."""
+    """Sends the messages, each over a connection of its own, a quarter of which are `held` until others come,
+    and after each batch a byte over every second of those; yields how many messages were delivered."""
     kinds = tuple(MESSAGES.values())
     delivered, staying = 0, len(held)
     for number in range(messages):
         text = kinds[number % len(kinds)](draw, token)
-        pieces, end = _pieces(text, draw), draw.randrange(4)
+        cut = draw.randrange(len(text) + 1)
+        pieces = [text] if draw.random() < 0.7 else [text[:cut], text[cut:]]
+        end = draw.randrange(4)
         with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
             stranger = ends.enter_context(socket.create_connection((HERE, port), 2))
             delivered += 1
@@ -204,12 +200,10 @@ def _send(
         if len(held) > staying + STAYING:
             held.pop(staying).close()
         if number % _BATCH == _BATCH - 1 or number == messages - 1:
+            for connection in held[::2]:
+                with contextlib.suppress(OSError):
+                    connection.send(b"\0")
             yield delivered
-
-
-def _pieces(text: bytes, draw: random.Random) -> list[bytes]:
-    cut = draw.randrange(len(text) + 1)
-    return [text] if draw.random() < 0.7 else [text[:cut], text[cut:]]
 
 
 def _hold(port: int, count: int = HELD) -> list[socket.socket]:
@@ -222,12 +216,6 @@ def _hold(port: int, count: int = HELD) -> list[socket.socket]:
             if number % 5 == 0:
                 connection.shutdown(socket.SHUT_WR)
     return held
-
-
-def _drip(held: Sequence[socket.socket]) -> None:
-    for connection in held[::2]:
-        with contextlib.suppress(OSError):
-            connection.send(b"\0")
 
 
 def flood(port: int, seconds: float) -> None:
@@ -244,21 +232,22 @@ def flood(port: int, seconds: float) -> None:
 # --- What strangers send.
 
 
-def _frame(payload: bytes, token: bytes, nonce: bytes = b"n" * 16) -> bytes:
+def _frame(payload: bytes, token: bytes) -> bytes:
     """The first bytes of a caller that has the token: `base.sealed`'s format, written down again."""
+    nonce = b"n" * 16
     words = b"heartbeat 1" + b"caller" + nonce + bytes(16) + struct.pack(">Q", 0) + payload
     tag = hmac.new(token, words, hashlib.sha256).digest()
     return nonce + struct.pack(">H", len(payload)) + tag + payload
 
 
-def _hello(rank: int, host: bytes = b"node-7") -> bytes:
-    return _FIXED.pack(wire.HELLO, rank, 4711, 0.0) + host
+def _hello(rank: int) -> bytes:
+    return _FIXED.pack(wire.HELLO, rank, 4711, 0.0) + b"node-7"
 
 
 # Payloads that say nothing that a rank says.
 WRONG: tuple[Callable[[random.Random], bytes], ...] = (
     lambda draw: b"",
-    lambda draw: draw.randbytes(draw.randrange(1, 40)) if hasattr(draw, "randbytes") else b"\xff" * 40,
+    lambda draw: draw.randbytes(draw.randrange(1, 40)),
     lambda draw: _hello(0),
     lambda draw: _hello(1),  # again
     lambda draw: _hello(draw.randrange(4, 1 << 32)),

@@ -47,12 +47,9 @@ def test_growth_is_measured_to_the_byte():
     assert growth_of(lambda: bytes(1000), 1000, lambda: None) < 10
 
 
-def test_slope_and_its_error_are_those_of_least_squares():
-    rng = np.random.default_rng(3)
+def test_a_line_grows_by_more_than_its_error():
+    held = np.random.default_rng(3).normal(5e7, 2e5, 100)
     steps = np.arange(3000, 23000, 200)
-    held = (5e7 + 700.0 * steps + rng.normal(0, 2e5, len(steps))).astype(int)
-    found = slope("rank 0", list(zip(steps.tolist(), held.tolist())))
-    (expected, _), covariance = np.polyfit(steps, held, 1, cov=True)
-    assert found.bytes_a_step == pytest.approx(expected) and found.grows
-    assert found.error == pytest.approx(covariance[0, 0] ** 0.5)
+    found = slope("rank 0", [*zip(steps, held + 700 * steps)])
+    assert found.grows and abs(found.bytes_a_step - 700) < 3 * found.error < 30 and found.steps == 19_800
     assert not slope("rank 0", [(3000, 10), (4000, 12), (5000, 9), (6000, 11)]).grows

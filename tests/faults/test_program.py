@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from base.errors import InputError
-from tests.faults import attack_pipelines, jobs
+from tests.faults import jobs
 from tests.faults.__main__ import main
 from tests.faults.catalogue import PROGRAMS
 from tests.faults.figure import BACKENDS, ONCE, Damage, Figure, Program, Setting, Tally
@@ -26,27 +25,23 @@ FACTS = {"machine": "a machine", "date": "today", "commit": "abc", "minutes": 1,
 
 
 def program(attempt, number="77", cases=("a=1", "a=2", "a=3"), **more) -> Program:
-    @contextmanager
-    def around(setting: Setting):
-        (setting.work / "file").write_text(setting.damage)
-        yield
-
-    given = {"seconds": 0.01, "backends": (ONCE,), "around": around, **more}
+    given = {"seconds": 0.01, "backends": (ONCE,), **more}
     return Program(number, "a figure", "a goal", cases=lambda setting: cases, attempt=attempt, **given)
 
 
-def measured(programs, folder, minutes=1.0, backends=tuple(BACKENDS)) -> dict[tuple[str, str], Figure]:
+def measured(programs, folder, minutes=1.0) -> dict[tuple[str, str], Figure]:
     found = {}
 
     def keep(figure):
         found[figure.number, figure.backend] = figure
 
-    measure(Plan(units_of(programs, backends), 3, folder), Clock(minutes), keep)
+    measure(Plan(units_of(programs, BACKENDS), 3, folder), Clock(minutes), keep)
     return found
 
 
 def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
     def attempt(setting, parts):
+        (setting.work / "file").touch()
         if parts["a"] == "2":
             raise AssertionError("it | broke")
         return Tally(10, 10)
@@ -63,7 +58,7 @@ def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
 
 
 def test_a_program_that_breaks_is_a_failure_of_its_figure_alone(tmp_path):
-    broken = replace(program(None, "76"), around=lambda setting: 1 / 0)
+    broken = replace(program(None, "76"), cases=lambda setting: 1 / 0)
     untried = program(lambda *_: Tally(), "78", cases=())
     found = measured([broken, program(lambda *_: Tally()), untried], tmp_path)
     assert [number for (number, _), figure in found.items() if figure.holds] == ["77"] and len(found) == 3
@@ -102,7 +97,9 @@ def test_damage_counts_where_the_figure_says_why(tmp_path):
 
 def test_all_damages_can_be_done():
     """The names that they replace are there; those in the text of a patch are tried by --damage alone."""
+    assert all(program.damages for program in PROGRAMS), "a figure that notices nothing"
     for damage in (each for program in PROGRAMS for each in program.damages.values()):
+        assert re.compile(damage.noticed)
         with damage.broken():
             compile(damage.patch, "patch", "exec")
 
@@ -143,13 +140,8 @@ def test_a_figure_is_continued_behind_the_cases_that_were_tried(tmp_path):
 def test_every_figure_of_the_table_is_there():
     numbers = [program.number for program in PROGRAMS]
     assert [each for each in numbers if each.isdigit()] == [str(n) for n in range(1, 14) if n != 5]
-    assert {"5a", "5b", "feeds", "hosts", "memory", "restarts"} <= set(numbers) and len(set(numbers)) == len(
-        numbers
-    )
-    assert all(program.damages for program in PROGRAMS), "a figure that notices nothing"
-    for program in PROGRAMS:
-        for damage in program.damages.values():
-            assert re.compile(damage.noticed) and damage.case
+    assert {"5a", "5b", "feeds", "hosts", "memory", "restarts"} <= set(numbers)
+    assert len(set(numbers)) == len(numbers)
 
 
 WITHOUT_FILES = [program for program in PROGRAMS if program.number != "11"]  # 11 makes files
@@ -158,7 +150,7 @@ WITHOUT_FILES = [program for program in PROGRAMS if program.number != "11"]  # 1
 @pytest.mark.parametrize("one", WITHOUT_FILES, ids=lambda one: one.number)
 def test_cases_depend_on_the_seed_alone(one, tmp_path):
     def cases(seed):
-        setting = Setting(one.backends[0], seed, tmp_path, tmp_path, 1.0)
+        setting = Setting(one.backends[0], seed, tmp_path, tmp_path)
         return [case for case, _ in zip(one.cases(setting), range(20))]
 
     assert cases(1) == cases(1) and (len(cases(1)) < 20 or cases(1) != cases(2)), cases(1)
@@ -203,7 +195,7 @@ def test_a_run_stops_itself_while_it_saves(tmp_path):
     """As attacks on pipelines have it: at one moment of the first saving from a step on."""
     script = tmp_path / "script.py"
     script.write_text(SAVES_TWICE)
-    patch = attack_pipelines.STOPPING_ITSELF.format(step=5, moment=".states.npz")
+    patch = jobs.STOPPING_ITSELF.format(step=5, moment=".states.npz")
     (tmp_path / "patched.py").write_text(patched(script, patch))
     with start_command([sys.executable, tmp_path / "patched.py", tmp_path / "saved"]) as run:
         until(lambda: jobs.is_stopped(run.pid), run)

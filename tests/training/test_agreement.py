@@ -30,8 +30,7 @@ class Together:
     def __init__(self, size: int):
         self.size = size
         self._barrier = threading.Barrier(size, timeout=LIMIT)
-        self._sent: dict[int, list] = {}
-        self._flags: list[list[bool]] = []
+        self._values: list = [None] * size
 
     def run(self, call):
         """Calls it with each rank's communicator; returns what each returned or raised."""
@@ -45,27 +44,26 @@ class Together:
         with ThreadPoolExecutor(self.size) as pool:
             return list(pool.map(guarded, range(self.size)))
 
+    def exchanged(self, rank: int, value) -> list:
+        """The value of each rank."""
+        self._values[rank] = value
+        self._barrier.wait()
+        found = list(self._values)
+        self._barrier.wait()
+        return found
+
 
 class _Rank(LocalCommunicator):
     def __init__(self, ranks: Together, rank: int):
         self._ranks, self.rank, self.size = ranks, rank, ranks.size
 
     def broadcast(self, arrays, root=0):
-        if self.rank == root:
-            self._ranks._sent[root] = [array.asnumpy() for array in arrays]
-        self._ranks._barrier.wait()
-        for array, sent in zip(arrays, self._ranks._sent[root]):
-            array[:] = sent
-        self._ranks._barrier.wait()
+        sent = self._ranks.exchanged(self.rank, [array.asnumpy() for array in arrays])
+        for array, value in zip(arrays, sent[root]):
+            array[:] = value
 
     def all_agree(self, flags):
-        self._ranks._flags.append(list(flags))
-        self._ranks._barrier.wait()
-        votes = [all(votes) for votes in zip(*self._ranks._flags)]
-        if self._ranks._barrier.wait() == 0:
-            self._ranks._flags.clear()
-        self._ranks._barrier.wait()
-        return votes
+        return [all(votes) for votes in zip(*self._ranks.exchanged(self.rank, list(flags)))]
 
 
 @pytest.fixture(scope="module")

@@ -72,15 +72,6 @@ def test_every_rank_takes_rank_0s_share_and_ends_at_the_same_step(at_start):
     assert 100 <= total <= 100 + 2 * 1.5 - 0.5, "less than two steps, foreseen from the shortest"
 
 
-def test_the_last_step_has_the_last_learning_rate_and_the_peak_is_reached():
-    schedule = Schedule(TICKS, LR, TICKS // 4)
-    (places, *_), _ = run([0.01] * 2000, 10.0)
-    rates = [schedule(place) for place in places]
-    assert len(places) == pytest.approx(1000, abs=2)
-    assert rates[0] < LR / 100 and max(rates) == pytest.approx(LR, rel=1e-2) and rates[-1] == 0
-    assert schedule(places[places.index(TICKS) - 1]) < 2 * LR / 500
-
-
 def test_a_step_longer_than_the_budget_is_followed_by_one_at_the_end():
     (places, *_), _ = run([30.0, 30.0], 10.0)
     assert places == [1, TICKS]

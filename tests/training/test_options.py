@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from bert.configuration import BertConfig, parse_model
+from bert.configuration import BertConfig
 from data.options import MAX_POSITIONS
 from tests.processes import ROOT
 from tests.training.small_runs import SHAPE
@@ -220,12 +220,6 @@ def test_unknown_models(name):
     assert message.startswith(f"--model {name}: ") and "bert_12_768_12" in message
 
 
-def test_model_names():
-    assert parse_model("bert_24_1024_16") == (24, 1024, 16)
-    assert parse_model("bert_2_64_2") == (2, 64, 2)
-    assert refused("--model", "bert_2_64_3").startswith("--model bert_2_64_3: 3 heads do not divide 64 units")
-
-
 @pytest.mark.parametrize(
     "given, named",
     [
@@ -245,6 +239,7 @@ def test_model_names():
         ("--vocab v.txt --sentencepiece s.model", ["--vocab", "--sentencepiece"]),
         ("--sp_nbest 5", ["--sp_nbest", "--sentencepiece"]),
         ("--padding remove --operators mxnet", ["--padding", "--operators"]),
+        ("--model bert_2_64_3", ["--model bert_2_64_3: 3 heads do not divide 64 units"]),
         ("--resume --start_step 5", ["--resume", "--start_step"]),
         ("--lower_bound 2 --upper_bound 1", ["--lower_bound", "--upper_bound"]),
         ("--lr 1e-4 --end_lr 1e-3", ["--end_lr", "--lr"]),

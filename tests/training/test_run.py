@@ -139,8 +139,8 @@ def half_precision() -> Any:
 
 
 class TestPosition:
-    def found(self, options: Any, epoch: int, batches: int, key: str = "blocks") -> Start:
-        facts = {key: (epoch << EPOCH_SHIFT) + batches, "world_size": 4, "options": vars(options)}
+    def found(self, options: Any, epoch: int, batches: int) -> Start:
+        facts = {"blocks": (epoch << EPOCH_SHIFT) + batches, "world_size": 4, "options": vars(options)}
         return Start(step=10, facts=facts)
 
     def test_any_number_of_processes_goes_on_exactly(self, tmp_path):

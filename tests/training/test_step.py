@@ -129,8 +129,9 @@ class TestClipping:
 
     @pytest.mark.parametrize("clip_norm", [0.0, 1e6])
     def test_a_smaller_gradient_stays_as_it_is(self, clip_norm):
-        grad_norm, moments, _ = self.first_moments(clip_norm)
-        assert norm_of(moments.values()) / 0.1 == pytest.approx(grad_norm, rel=1e-5)
+        for scale in (1.0, 8.0):
+            grad_norm, moments, _ = self.first_moments(clip_norm, LossScaler(scale))
+            assert norm_of(moments.values()) / 0.1 == pytest.approx(grad_norm, rel=1e-5)
 
     def test_the_loss_scale_is_taken_out_before(self):
         """A power of two as scale changes neither the reported norm nor what is clipped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -81,10 +81,9 @@ class FinetuningInputs(RunInputs):
         """Whether there is something to train on."""
         return self.training is not None
 
-    def contents(self, config: RunConfig) -> Mapping[str, str]:
+    def contents(self, config: RunConfig) -> dict[str, str]:
         """The vocabulary, and all examples as the network sees them."""
-        words = self.vocabulary
-        found = {"the vocabulary": f"{len(words)} tokens, {words.sha256[:DIGITS]}"} if words else {}
+        found = super().contents(config)
         for name, examples in (("training", self.training), ("evaluation", self.evaluation)):
             if examples is not None:
                 found[f"the {name} data"] = _fingerprint(examples)
@@ -121,8 +120,7 @@ class FinetuningInputs(RunInputs):
             f"{given.optimizer}, peak learning rate {given.lr:.5g}, {warmup_steps} warmup steps"
         )
         of_epoch = max(1, -(-count // size))
-        ratio = given.warmup_ratio
-        return RunPlan(num_steps, given.lr, ratio, warmup_steps, 0, schedule, summary, (), of_epoch)
+        return RunPlan(num_steps, given.lr, warmup_steps, 0, schedule, summary, (), of_epoch)
 
     def open_training(
         self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
@@ -154,12 +152,10 @@ class FinetuningInputs(RunInputs):
             communicator.size,
             grouping=Grouping(max_length=self.max_seq_length),
         )
-
-        def batches() -> Iterator[Any]:
-            for rows in order.batches():
-                yield evaluation.collate(rows.examples, rows.padded)
-
-        return EvaluationFeed(batches, collector=evaluation.collector)
+        return EvaluationFeed(
+            lambda: (evaluation.collate(rows.examples, rows.padded) for rows in order.batches()),
+            collector=evaluation.collector,
+        )
 
     def _order(
         self, config: RunConfig, training: TrainingExamples, place: tuple[int, int, int]

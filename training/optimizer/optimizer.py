@@ -51,10 +51,9 @@ from training.optimizer.states import (
     Bfloat16Moment,
     MomentType,
     T,
-    check_state,
     content_of,
-    is_master,
     parameter_of,
+    to_take,
 )
 
 PIECE = 1 << 18  # elements in one dot product: long enough to be fast, short enough for float32 sums
@@ -298,13 +297,11 @@ class Optimizer:
             then.
         """
         weights = dict(zip(self._names, (tensor.weight.shape for tensor in self._tensors)))
-        arrays = {name: each for name, each in self.state_arrays().items() if keeps or is_master(name, state)}
-        if not keeps:
-            state = {T: np.array(self.t), **{name: state[name] for name in arrays}}
-        t = check_state(state, {name: weights[parameter_of(name)] for name in arrays})
-        for name, array in arrays.items():
-            array[:] = content_of(name, state[name], self.moments.dtype)
-        self.t = t
+        arrays = self.state_arrays()
+        shapes = {name: weights[parameter_of(name)] for name in arrays}
+        names, self.t = to_take(state, shapes, keeps, self.t)
+        for name in names:
+            arrays[name][:] = content_of(name, state[name], self.moments.dtype)
         if keeps:
             self.set_from_masters()
 

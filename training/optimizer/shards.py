@@ -17,7 +17,7 @@ from comm.base import Communicator
 from training.exchange import broadcast_json
 from training.optimizer import muon
 from training.optimizer.optimizer import Optimizer, Rule
-from training.optimizer.states import FLOAT32, MASTER, T, check_state, content_of, is_master
+from training.optimizer.states import FLOAT32, MASTER, T, content_of, to_take
 
 
 class ShardedOptimizer(Optimizer):
@@ -83,19 +83,16 @@ class ShardedOptimizer(Optimizer):
         Raises:
             InputError: on rank 0, as `restore`.
         """
-        t, present = self.t, []
+        taken: tuple[list[str], int] = ([], self.t)
         if state is not None:
             shapes = {name: array.shape for _, name, array in self._states()}
-            present = [name for name in shapes if keeps or is_master(name, state)]
-            masters = {T: np.array(t), **{name: state[name] for name in (() if keeps else present)}}
-            t = check_state(state if keeps else masters, {name: shapes[name] for name in present})
-        t, present = broadcast_json([t, present], self._communicator)
+            taken = to_take(state, shapes, keeps, self.t)
+        present, self.t = broadcast_json(taken, self._communicator)
         for _, name, array in self._states():
             if name in present:
                 if state is not None:
                     array[:] = content_of(name, state[name], FLOAT32)
                 self._communicator.broadcast([array])
-        self.t = t
         if keeps:
             self.set_from_masters()
 

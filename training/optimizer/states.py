@@ -115,9 +115,17 @@ def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
     return int(t)
 
 
-def is_master(name: str, state: Mapping[str, np.ndarray]) -> bool:
-    """Whether this is the name of a float16 weight's float32 master that a `state` has."""
-    return name.endswith(MASTER) and name in state
+def to_take(
+    state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], keeps: bool, t: int
+) -> tuple[list[str], int]:
+    """The names of the arrays to be taken over from a `state`, and its count of updates: all of `shapes`, or
+    where it does not `keep` all the float32 masters that it has (that of a float32 run has none), and `t`.
+    Raises InputError as `check_state`."""
+    if keeps:
+        return list(shapes), check_state(state, shapes)
+    masters = {name: shape for name, shape in shapes.items() if name.endswith(MASTER) and name in state}
+    own = {T: np.array(t, np.int64), **{name: state[name] for name in masters}}
+    return list(masters), check_state(own, masters)
 
 
 def content_of(name: str, value: np.ndarray, dtype: str) -> Any:

@@ -8,10 +8,10 @@ from typing import Mapping
 
 from base.command_line import whole
 from base.errors import InputError
-from base.launchers import BYTEPS
+from base.launchers import BYTEPS, announced_sizes
 from base.options import option, taken
 from bert.configuration import MOST_LAYERS, REMOVE
-from training.pipeline.placement import INTRA_FIRST, PLACEMENTS, announced_size, check_size
+from training.pipeline.placement import INTRA_FIRST, PLACEMENTS, check_size
 from training.pipeline.split import check_stages, given_split
 
 ONE_F_ONE_B, GPIPE = SCHEDULES = ("1f1b", "gpipe")
@@ -141,8 +141,8 @@ def check_launch(stages: int, backend: str, estimates: bool, environ: Mapping[st
             f"--pipeline_stages {stages}: BytePS has neither groups of ranks nor messages between two ranks; "
             "start run_pretraining_hvd.py with the same options"
         )
-    size = announced_size(environ)
-    if not (estimates and size is None):
+    size = max(announced_sizes(environ).values(), default=0)
+    if size or not estimates:
         check_size(size or 1, stages)
 
 

@@ -14,10 +14,9 @@ Standard library only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from base.errors import InputError
-from base.launchers import announced_sizes
 
 INTRA_FIRST, INTER_FIRST = PLACEMENTS = ("intra_first", "inter_first")
 SHOWN = 3  # links in a warning
@@ -62,27 +61,9 @@ def check_size(size: int, stages: int) -> None:
         )
 
 
-def announced_size(environ: Mapping[str, str]) -> int | None:
-    """The number of ranks according to the launcher; None without one."""
-    return max(announced_sizes(environ).values(), default=0) or None
-
-
-def order(slots_per_host: Sequence[int], placement: str) -> list[int]:
-    """The ranks in the order in which they are dealt to replicas. Where hosts have unequal slots, inter_first
-    passes over the hosts that have no slot left."""
-    firsts = [sum(slots_per_host[:host]) for host in range(len(slots_per_host))]
-    if placement == INTRA_FIRST:
-        return list(range(sum(slots_per_host)))
-    return [
-        first + gpu
-        for gpu in range(max(slots_per_host))
-        for first, slots in zip(firsts, slots_per_host)
-        if gpu < slots
-    ]
-
-
 def replica_groups(slots_per_host: Sequence[int], stages: int, placement: str) -> tuple[tuple[int, ...], ...]:
-    """The global ranks of each replica, in the order of its stages.
+    """The global ranks of each replica, in the order of its stages. Where hosts have unequal slots,
+    inter_first passes over the hosts that have no slot left.
 
     Args:
         slots_per_host: ranks of each host, which number them one host after the other.
@@ -92,7 +73,10 @@ def replica_groups(slots_per_host: Sequence[int], stages: int, placement: str) -
     """
     size = sum(slots_per_host)
     check_size(size, stages)
-    ranks = order(slots_per_host, placement)
+    ranks = list(range(size))
+    if placement == INTER_FIRST:
+        places = [(gpu, node) for node, slots in enumerate(slots_per_host) for gpu in range(slots)]
+        ranks.sort(key=places.__getitem__)
     return tuple(tuple(ranks[begin : begin + stages]) for begin in range(0, size, stages))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 from base.errors import InputError
 from bert.configuration import BertConfig
 from bert.part import ModelPart
 from comm.base import Communicator, DelegatingCommunicator
 from training.exchange import broadcast_json
+from training.optimizer.states import parameter_of
 from training.pipeline.options import PipelineConfig
 from training.pipeline.placement import (
     Coordinates,
@@ -106,11 +107,10 @@ class Ranks:
         """Whether this rank speaks for its stage, as the one of the first replica."""
         return self.coordinates.data_rank == 0
 
-    def leaders_with(self, name: str) -> Iterator[int]:
-        """The ranks of the first replica that hold a parameter, by its structural name."""
-        for rank, part in zip(self.replicas[0], self.parts):
-            if part.holds(name):
-                yield rank
+    def leaders_with(self, name: str) -> list[int]:
+        """The ranks of the first replica that hold a parameter, or a state of one, by its structural name."""
+        parameter = parameter_of(name)
+        return [rank for rank, part in zip(self.replicas[0], self.parts) if part.holds(parameter)]
 
     @property
     def _own(self) -> tuple[int, ...]:

@@ -70,7 +70,6 @@ def given_split(counts: Sequence[int], stages: int, layers: int) -> Split:
     Raises:
         InputError: it has not one number for each stage, or not the model's layers in all.
     """
-    check_stages(stages, layers)
     text = ",".join(map(str, counts))
     if len(counts) != stages:
         raise InputError(
@@ -91,11 +90,7 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> Split:
     As every further layer costs the same, no other split is better (the sum of convex functions of the
     numbers of layers). Of equals the later stage takes it: under 1F1B an earlier one keeps the activations
     of more micro-batches.
-
-    Raises:
-        InputError: more stages than layers.
     """
-    check_stages(stages, layers)
     counts = [1] * stages
     split = make_split(counts)
     queue = [(costs.of_stage(split, stage), -stage) for stage in range(stages)]

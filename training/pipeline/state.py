@@ -20,7 +20,7 @@ from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.states import MASTER, T, parameter_of
+from training.optimizer.states import T
 from training.pipeline.ranks import PARAMETERS, STATE, Ranks
 
 
@@ -39,7 +39,7 @@ def give_out(
     if not ranks.leads:
         return
     order = {name: index for index, name in enumerate(wanted)}
-    mine = [name for name in wanted if world.rank in ranks.leaders_with(parameter_of(name))]
+    mine = [name for name in wanted if world.rank in ranks.leaders_with(name)]
     if world.rank:
         for _ in mine:
             index = np.zeros(1, np.int64)
@@ -52,7 +52,7 @@ def give_out(
     given = 0
     for name, array in source:
         array = np.ascontiguousarray(array)
-        for rank in ranks.leaders_with(parameter_of(name)):
+        for rank in ranks.leaders_with(name):
             if rank == 0:
                 take(name, array)
                 continue
@@ -100,25 +100,19 @@ def gather(
         return {}, {}, ()
     own = {**live_arrays(network_parameters(network)), **optimizer.state_arrays()}
     once = each_once(whole)
-    masters = (MASTER,) if optimizer.has_masters else ()
     states = {
-        name + end: array
-        for name, array in once.items()
-        for end in (*optimizer.moments_of(name, array.shape), *masters)
+        name + end: array for name, array in once.items() for end in optimizer.moments_of(name, array.shape)
     }
     if world.rank == 0:
         found: dict[str, Any] = {}
         for name, parameter in {**whole, **states}.items():
-            holder = next(ranks.leaders_with(parameter_of(name)))
+            holder = ranks.leaders_with(name)[0]
             dtype = parameter.dtype if name in whole else np.float32
             found[name] = own[name] if holder == 0 else Elsewhere(parameter.shape, dtype, holder, world)
         parameters = {name: found[name] for name in whole}
         return parameters, {T: np.array(optimizer.t, np.int64), **{name: found[name] for name in states}}, ()
-    sent = []
-    for name in [*whole, *states]:
-        if next(ranks.leaders_with(parameter_of(name))) == world.rank:
-            sent.append(world.send(own[name], 0, STATE))
-    return {}, {}, sent
+    mine = [name for name in (*whole, *states) if ranks.leaders_with(name)[0] == world.rank]
+    return {}, {}, [world.send(own[name], 0, STATE) for name in mine]
 
 
 def check_tied(network: Any, ranks: Ranks) -> None:

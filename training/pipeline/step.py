@@ -9,9 +9,9 @@ which is free of circles, so the stages cannot block each other.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections import deque
+from functools import partial
 from typing import Any, Callable, ContextManager, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
@@ -26,7 +26,6 @@ from training.pipeline.ranks import TIED, Ranks, activation_tag, gradient_tag
 from training.pipeline.schedule import passes
 from training.step import StepSettings, TrainStep
 
-Room = Callable[[int], mx.nd.NDArray]
 AHEAD = 2  # messages for which a receive is posted: the one waited for, and the next
 _EVALUATED_AHEAD = 2  # messages that a stage may be ahead of the next in an evaluation
 
@@ -55,8 +54,15 @@ class Rooms:
         self._free.setdefault((array.shape, array.dtype.__name__), []).append(array)
 
 
-class Incoming:
-    """The messages of a step from one neighbour, in the order of the micro-batches.
+def incoming(
+    communicator: Communicator,
+    source: int,
+    tag: Callable[[int], int],
+    room: Callable[[int], mx.nd.NDArray],
+    count: int,
+) -> Iterator[mx.nd.NDArray]:
+    """The messages of a step from one neighbour, in the order of the micro-batches, each once it is there.
+    Receives of the first ones are posted at once.
 
     Args:
         source: the neighbour's rank.
@@ -64,30 +70,20 @@ class Incoming:
         count: micro-batches of the step.
     """
 
-    def __init__(
-        self, communicator: Communicator, source: int, tag: Callable[[int], int], room: Room, count: int
-    ) -> None:
-        self._communicator = communicator
-        self._source, self._tag, self._room = source, tag, room
-        self._count = count
-        self._posted: deque[tuple[mx.nd.NDArray, Pending]] = deque()
-        self._next = 0
-        while self._next < min(AHEAD, count):
-            self._post()
+    def post(number: int) -> tuple[mx.nd.NDArray, Pending]:
+        array = room(number)
+        return array, communicator.receive(array, source, tag(number))
 
-    def take(self) -> mx.nd.NDArray:
-        """Waits for the next message and returns it."""
-        array, pending = self._posted.popleft()
-        pending.wait()
-        if self._next < self._count:
-            self._post()
-        return array
+    def arriving() -> Iterator[mx.nd.NDArray]:
+        for number in range(AHEAD, AHEAD + count):
+            array, pending = posted.popleft()
+            pending.wait()
+            if number < count:
+                posted.append(post(number))
+            yield array
 
-    def _post(self) -> None:
-        array = self._room(self._next)
-        pending = self._communicator.receive(array, self._source, self._tag(self._next))
-        self._posted.append((array, pending))
-        self._next += 1
+    posted = deque(post(number) for number in range(min(AHEAD, count)))
+    return arriving()
 
 
 class Outgoing:
@@ -155,9 +151,8 @@ class PipelineStep(TrainStep):
         self._tied = names.index(EMBEDDING) if EMBEDDING in names else None
         self._other_end: mx.nd.NDArray | None = None
         self._outgoing = Outgoing(ranks.world)
-        self.stage_wait: Callable[[], ContextManager[None]] = (
-            contextlib.nullcontext
-        )  # around waits, for traces
+        # Around waits, for traces.
+        self.stage_wait: Callable[[], ContextManager[None]] = contextlib.nullcontext
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         ranks, here, network = self._ranks, self._ranks.coordinates, self._network
@@ -173,9 +168,9 @@ class PipelineStep(TrainStep):
         count = len(batches)
         activations = gradients = None
         if not here.first:
-            activations = Incoming(ranks.world, ranks.previous, activation_tag, room(self._rooms), count)
+            activations = incoming(ranks.world, ranks.previous, activation_tag, room(self._rooms), count)
         if not here.last:
-            gradients = Incoming(ranks.world, ranks.next, gradient_tag, room(self._gradient_rooms), count)
+            gradients = incoming(ranks.world, ranks.next, gradient_tag, room(self._gradient_rooms), count)
         kept: dict[int, _Kept] = {}
         for forward, number in passes(ranks.config.schedule, here.stage, here.stages, count):
             if forward:
@@ -193,12 +188,12 @@ class PipelineStep(TrainStep):
             self._outgoing.limit(0)
         return total
 
-    def _taken(self, messages: Incoming | None) -> mx.nd.NDArray | None:
+    def _taken(self, messages: Iterator[mx.nd.NDArray] | None) -> mx.nd.NDArray | None:
         """The next of a neighbour's messages; None at an end of the pipeline."""
         if messages is None:
             return None
         with self.stage_wait():
-            return messages.take()
+            return next(messages)
 
     def _forward(
         self, step: int, number: int, batch: Any, inputs: mx.nd.NDArray | None, factors: list[mx.nd.NDArray]
@@ -225,13 +220,8 @@ class PipelineStep(TrainStep):
             kept.output.backward(gradient)
         inputs = kept.inputs
         if inputs is not None:
-            given_back = inputs
-            self._outgoing.send(
-                inputs.grad,
-                self._ranks.previous,
-                gradient_tag(number),
-                lambda: self._rooms.give_back(given_back),
-            )
+            give_back = partial(self._rooms.give_back, inputs)
+            self._outgoing.send(inputs.grad, self._ranks.previous, gradient_tag(number), give_back)
         self._accumulation.after_backward()
         if gradient is not None:
             self._gradient_rooms.give_back(gradient)
@@ -272,7 +262,7 @@ def forward_stages(
     network.pack_weights()
     unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators) if here.last else []
     rooms, outgoing = Rooms(device, with_gradient=False), Outgoing(ranks.world)
-    for number, batch in zip(itertools.count(), batches):
+    for number, batch in enumerate(batches):
         arrays = task.inputs(batch, device)[network.takes]
         if not here.first:
             inputs = rooms.take(*network.activations(*batch.input_ids.shape))

@@ -56,7 +56,8 @@ def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
     scale = 1e-3 / steps  # microseconds of all steps -> milliseconds a step
     computing = [each for each in trace.operators if each.kind != COMMUNICATION]
     busy = union(clip(_times(computing), window))
-    travelling = clip(_times(_of(trace, COMMUNICATION)), window)
+    exchanges = [each for each in trace.operators if each.kind == COMMUNICATION]
+    travelling = clip(_times(exchanges), window)
     waits = {name: clip(intervals, window) for name, intervals in trace.python.items()}
 
     parts: dict[str, float] = defaultdict(float)
@@ -95,7 +96,7 @@ def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
         if f"{kind}/backward" in directions:
             for direction in ("forward", "backward"):
                 rows[kind][f"{direction}_ms"] = directions[f"{kind}/{direction}"] * scale
-    rows[EXPOSED]["calls"] = len(_of(trace, COMMUNICATION)) / steps
+    rows[EXPOSED]["calls"] = len(exchanges) / steps
     _add_rates(rows, trace, peak)
     names = Counter(each.name for each in computing)
     others = {each.name for each in computing if each.kind == OTHER}
@@ -160,10 +161,6 @@ def _add_rates(rows: dict[str, dict[str, float]], trace: Trace, peak: float | No
             row["gflops"] = done / 1e6 / row["ms"]
             if peak:
                 row["of_peak"] = row["gflops"] / peak
-
-
-def _of(trace: Trace, kind: str) -> list[Operator]:
-    return [each for each in trace.operators if each.kind == kind]
 
 
 def _times(operators: Sequence[Operator]) -> list[Interval]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Hashable, Iterable, Sequence, TypeVar
 
 Interval = tuple[float, float]
@@ -26,28 +27,22 @@ def total(intervals: Iterable[Interval]) -> float:
 
 def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
     """The union of `intervals` without the points in `holes`."""
-    remaining: list[Interval] = []
-    gaps = union(holes)
-    first = 0
-    for start, end in union(intervals):
-        while first < len(gaps) and gaps[first][1] <= start:
-            first += 1
-        begin = start
-        for gap in gaps[first:]:
-            if gap[0] >= end:
-                break
-            if gap[0] > begin:
-                remaining.append((begin, gap[0]))
-            begin = max(begin, gap[1])
-        if begin < end:
-            remaining.append((begin, end))
-    return remaining
+    edges = [-math.inf, *(edge for hole in union(holes) for edge in hole), math.inf]
+    return intersect(intervals, zip(edges[::2], edges[1::2]))
 
 
 def intersect(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """The points in both."""
-    inside = union(intervals)
-    return subtract(inside, subtract(inside, others))
+    """The points in both, as `union` has them."""
+    first, second = union(intervals), union(others)
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        found += clip([first[i]], second[j])
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
 
 
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:

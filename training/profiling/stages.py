@@ -9,6 +9,7 @@ adds. After the passes follow averages, norm and update.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple, Sequence
 
 from base.tables import Row, Table
@@ -36,15 +37,9 @@ class Passes(NamedTuple):
 def staged(traces: Sequence[Trace]) -> list[Trace]:
     """Those of ranks that hold a stage, replica by replica; only where every stage of a replica is there."""
     found = [trace for trace in traces if "stage" in trace.facts]
-    replicas: dict[int, list[Trace]] = {}
-    for trace in found:
-        replicas.setdefault(trace.facts["replica"], []).append(trace)
-    return [
-        trace
-        for _, ranks in sorted(replicas.items())
-        if len(ranks) == ranks[0].facts["stages"]
-        for trace in sorted(ranks, key=lambda each: each.facts["stage"])
-    ]
+    found.sort(key=lambda trace: (trace.facts["replica"], trace.facts["stage"]))
+    replicas = Counter(trace.facts["replica"] for trace in found)
+    return [trace for trace in found if replicas[trace.facts["replica"]] == trace.facts["stages"]]
 
 
 def stage_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
@@ -54,7 +49,7 @@ def stage_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     for trace in traces:
         sums = dict.fromkeys(FIGURES, 0.0)
         for name in _steps(traces):
-            for figure, time in _figures(_passes(trace, _replica(trace, traces), name)).items():
+            for figure, time in _figures(_passes(trace, traces, name)).items():
                 sums[figure] += time / 1e3 / len(_steps(traces))
         facts = {name: trace.facts[name] for name in ("rank", "stage", "stages", "replica", "schedule")}
         micro_batches = len((trace.facts.get("batches") or [[]])[0])
@@ -91,7 +86,7 @@ def median_step(traces: Sequence[Trace]) -> tuple[str, list[Passes]]:
     """The step in the middle of those that all ranks have traced: its name, and each rank's part of it."""
     names = _steps(traces)
     name = names[len(names) // 2]
-    return name, [_passes(trace, _replica(trace, traces), name) for trace in traces]
+    return name, [_passes(trace, traces, name) for trace in traces]
 
 
 def _steps(traces: Sequence[Trace]) -> list[str]:
@@ -103,13 +98,9 @@ def _steps(traces: Sequence[Trace]) -> list[str]:
     ]
 
 
-def _replica(trace: Trace, traces: Sequence[Trace]) -> list[Trace]:
-    return [each for each in traces if each.facts["replica"] == trace.facts["replica"]]
-
-
-def _passes(trace: Trace, replica: Sequence[Trace], name: str) -> Passes:
-    """A rank's part of the step of this name."""
-    bounds = [_bounds(each, name) for each in replica]
+def _passes(trace: Trace, traces: Sequence[Trace], name: str) -> Passes:
+    """A rank's part of the step of this name. `traces`: those of its replica are among them."""
+    bounds = [_bounds(each, name) for each in traces if each.facts["replica"] == trace.facts["replica"]]
     window = min(begin for begin, *_ in bounds), max(last for _, _, last, _ in bounds)
     begin, first, last, end = _bounds(trace, name)
     own = (begin, end)

@@ -8,6 +8,7 @@ follows from its name and, for a few, from its neighbours in time.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from dataclasses import dataclass, field
@@ -57,12 +58,6 @@ _HOLD = "hold"  # comm/byteps/library.py: arrays that wait for an exchange
 # comm/byteps/communicator.py, between the backward pass and the update: into buckets, the mean, out of them.
 _PACKING = {"concat", "slice_axis", "div_scalar"}
 _GRADIENT = "_backward_"
-
-
-def is_backward(name: str) -> bool:
-    """Whether the operator, or most of what is bulked in it, belongs to the backward pass."""
-    parts = name.split(",")
-    return 2 * sum(part.startswith(_GRADIENT) for part in parts) > len(parts)
 
 
 def is_bulk(name: str) -> bool:
@@ -147,8 +142,9 @@ class Operator(NamedTuple):
 
     @property
     def backward(self) -> bool:
-        """Whether it belongs to the backward pass."""
-        return is_backward(self.name)
+        """Whether it, or most of what is bulked in it, belongs to the backward pass."""
+        parts = self.name.split(",")
+        return 2 * sum(part.startswith(_GRADIENT) for part in parts) > len(parts)
 
 
 class Step(NamedTuple):
@@ -247,14 +243,11 @@ def _pairs(
 
 def _before_first_call(steps: Sequence[Step], calls: Sequence[tuple[float, float, str]]) -> list[Interval]:
     """Python first takes its batches, without MXNet; then it calls MXNet for the first time in the step."""
-    windows = []
-    index = 0
-    for step in steps:
-        while index < len(calls) and calls[index][0] < step.start:
-            index += 1
-        if index < len(calls):
-            windows.append((step.start, min(step.end, calls[index][0])))
-    return windows
+    begun = [start for start, _, _ in calls]
+    first = [bisect.bisect_left(begun, step.start) for step in steps]
+    return [
+        (step.start, min(step.end, begun[index])) for step, index in zip(steps, first) if index < len(begun)
+    ]
 
 
 def chrome_events(trace: Trace, offset: float = 0.0) -> list[dict[str, Any]]:

@@ -18,12 +18,12 @@ from training.metrics import finite_or_none
 from training.report import read_metrics
 from training.results.record import (
     FINISHED,
-    Recorder,
     Result,
     Stage,
     has_result,
     held_out_scores,
     read_result,
+    recorded,
     speed_of,
 )
 from training.run import Run
@@ -51,9 +51,8 @@ def recording(run: Run) -> Iterator[Callable[[str], None]]:
     facts = machine.describe(ROOT)
     if run.model.device.device_type == "gpu":
         facts["gpu"] = machine.gpus()
-    recorder = Recorder(folder, _setting(run, hosts, before, facts))
-    with recorder.recording(lambda: figures_of(run)):
-        yield lambda status: recorder.update(**figures_of(run), status=status)
+    with recorded(folder, _setting(run, hosts, before, facts), lambda: figures_of(run)) as update:
+        yield lambda status: update(**figures_of(run), status=status)
 
 
 def figures_of(run: Run) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import statistics
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from base.errors import InputError, NotFiniteError, TrainingError, is_out_of_memory
 from base.files import is_temporary, replacing
@@ -123,40 +123,41 @@ class Result:
         return self.scores.get(self.main_score or "")
 
 
-class Recorder:
-    """Keeps the results.json of a run in `folder`, which exists; rank 0's."""
+@contextlib.contextmanager
+def recorded(
+    folder: str, result: Result, figures: Callable[[], Mapping[str, Any]]
+) -> Iterator[Callable[..., None]]:
+    """Keeps the results.json of a run in `folder`, which exists; rank 0 calls it. Writes the result as
+    unfinished, and what ends the block if that is an exception, which goes on.
 
-    def __init__(self, folder: str, result: Result):
-        self._folder, self.result = folder, result
+    A block that ends in order calls what it is given with the fields that its outcome changes. `figures`:
+    those that are known when an exception has ended it, besides status and reason.
 
-    def update(self, **changes: Any) -> None:
-        """Changes fields of the result, and writes it. TrainingError where the disk does not take it."""
-        self.result = replace(self.result, **changes)
+    Raises:
+        TrainingError: the disk does not take it.
+    """
+
+    def update(**changes: Any) -> None:
+        nonlocal result
+        result = replace(result, **changes)
         try:
-            write_result(self._folder, self.result)
+            write_result(folder, result)
         except OSError as error:
-            path = os.path.join(self._folder, RESULTS_FILE)
+            path = os.path.join(folder, RESULTS_FILE)
             raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
 
-    @contextlib.contextmanager
-    def recording(self, figures: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Writes the result as unfinished, and what ends the block if that is an exception, which goes on.
-
-        A block that ends in order has called `update` with its outcome. `figures`: the fields that are known
-        when an exception has ended it, besides status and reason.
-        """
-        self.update(status=UNFINISHED, reason=None)
-        try:
-            yield
-        except BaseException as error:
-            status, reason = outcome_of(error)
-            known: Mapping[str, Any] = {}
-            with contextlib.suppress(Exception):  # without memory, or a disk, this may fail as well
-                known = figures()
-            # The error that is on its way is the one to be read, not that its record could not be written.
-            with contextlib.suppress(TrainingError):
-                self.update(**known, status=status, reason=reason)
-            raise
+    update(status=UNFINISHED, reason=None)
+    try:
+        yield update
+    except BaseException as error:
+        status, reason = outcome_of(error)
+        known: Mapping[str, Any] = {}
+        with contextlib.suppress(Exception):  # without memory, or a disk, this may fail as well
+            known = figures()
+        # The error that is on its way is the one to be read, not that its record could not be written.
+        with contextlib.suppress(TrainingError):
+            update(**known, status=status, reason=reason)
+        raise
 
 
 def outcome_of(error: BaseException) -> tuple[str, str | None]:
@@ -178,13 +179,15 @@ def outcome_of(error: BaseException) -> tuple[str, str | None]:
 def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
     """The speed that these lines of metrics.jsonl, of one run or one stage of it, show."""
     lines = [each for each in metrics if "step_s" in each]
+    names = ("sequences_per_s", "tokens_per_s", "step_s")
+    medians = {name: median_of(each.get(name) for each in lines) for name in names}
+    return Speed(**medians, train_s=lines[-1].get("training_s") if lines else None)
 
-    def median(name: str) -> float | None:
-        values = [each[name] for each in lines if each.get(name) is not None]
-        return statistics.median(values) if values else None
 
-    trained = lines[-1].get("training_s") if lines else None
-    return Speed(median("sequences_per_s"), median("tokens_per_s"), median("step_s"), trained)
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def held_out_scores(metrics: Sequence[Mapping[str, Any]], step: int) -> dict[str, float | None]:

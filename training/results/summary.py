@@ -139,13 +139,8 @@ def members_tables(members: Members) -> list[Table]:
     if members.searched:
         return [_search_table(members)]
     (setting,) = members.settings
-    rows = []
-    for name in members.score_names:
-        if name.endswith("_total"):  # a number of questions, not a score
-            continue
-        summary = setting.of(name)
-        assert summary is not None, "scores are named by those who have them"
-        rows.append(Row([name, *_cells(summary)]))
+    names = [name for name in members.score_names if not name.endswith("_total")]  # numbers of questions
+    rows = [Row([name, *_cells(summarize(setting.scores[name]))]) for name in names]
     count = len(setting.scores.get(members.main_score or "", ()))
     title = f"{members.folder}: scores over {count} run{'s' if count != 1 else ''}"
     notes = [_of_missing(setting)] if setting.missing else []
@@ -221,11 +216,7 @@ def comparison_table(members: Sequence[Members], score: str | None = None) -> Ta
     """Means over seeds of several folders, and what is shown of each pair. Raises as `compared`."""
     verdicts = compared(members, score)
     name = score or members[0].main_score or ""
-    rows = []
-    for each in members:
-        summary = each.settings[0].of(name)
-        assert summary is not None, "it was compared"
-        rows.append(Row([each.folder, *_cells(summary)]))
+    rows = [Row([each.folder, *_cells(summarize(each.settings[0].scores[name]))]) for each in members]
     notes = [verdict.sentence(form_of(verdict.difference)) + "." for verdict in verdicts]
     notes += [_of_missing(each.settings[0]) for each in members if each.settings[0].missing]
     notes.append(RULE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from operator import attrgetter
@@ -29,6 +30,7 @@ from training.results.record import (
     Result,
     Stage,
     has_result,
+    median_of,
     read_result,
 )
 from training.results.summary import form_of
@@ -139,10 +141,6 @@ QUESTIONS = ("SQuAD 1.1", "SQuAD 2.0")  # columns of the table of phases, whethe
 _MACHINE = "machine hosts world_size dtype"
 
 
-def _short(status: str) -> str:
-    return SHORT.get(status, status)
-
-
 def _mean_and_deviation(score: Mapping[str, Any]) -> str:
     form = form_of(score["mean"])
     return f"{score['mean']:{form}}" + ("" if score["sd"] is None else f" ± {score['sd']:{form}}")
@@ -172,7 +170,7 @@ COLUMNS: Mapping[str, Column] = {
     "epochs": Column("epochs", "{:,.6g}".format),
     "batch_size": Column("batch", "{:,.6g}".format),
     "runs": Column("runs", _COUNT),
-    "status": Column("status", _short),
+    "status": Column("status", lambda status: SHORT.get(status, status)),
     "reason": Column("reason"),
     "steps": Column("steps", _COUNT),
     "step_s": Column("s/step", digits, attrgetter("speed.step_s")),
@@ -252,8 +250,8 @@ def instance_table(runs: Sequence[Run]) -> Values:
                 "status": _status(group),
                 **_cells(group[0], "main_score"),
                 "score": _spread(_scores(group)),
-                "sequences_per_s": _median(each.speed.sequences_per_s for each in done),
-                "train_s": _median(each.speed.train_s for each in done),
+                "sequences_per_s": median_of(each.speed.sequences_per_s for each in done),
+                "train_s": median_of(each.speed.train_s for each in done),
             }
         )
     columns = _columns(f"{_MACHINE} task model runs status main_score score sequences_per_s train_s")
@@ -295,7 +293,7 @@ def scaling_table(runs: Sequence[Run]) -> Values:
     for group in grouped(parts, lambda each: (*_work(each), each.backend, each.dtype, each.device)):
         done = [each for each in group if each.status == FINISHED and each.speed.sequences_per_s]
         fewest = min((each.world_size for each in done), default=0)
-        base = _median(each.speed.sequences_per_s for each in done if each.world_size == fewest)
+        base = median_of(each.speed.sequences_per_s for each in done if each.world_size == fewest)
         several = len({each.world_size for each in done}) > 1
         for part in sorted(group, key=lambda each: each.world_size):
             speed_up = None
@@ -400,30 +398,22 @@ def _score_heading(data: str, tuned: Sequence[Result]) -> str:
 
 def _status(results: Sequence[Result]) -> str:
     """`finished`, or what runs have come to where they have not all: `2 finished, 1 OOM`."""
-    counts = dict.fromkeys((FINISHED, *SHORT), 0)
-    for each in results:
-        counts[each.status] += 1
-    there = {status: count for status, count in counts.items() if count}
-    if len(there) == 1:
-        return _short(next(iter(there)))
-    return ", ".join(f"{count} {_short(status)}" for status, count in there.items())
+    counts = Counter(SHORT.get(each.status, each.status) for each in results)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{counts[each]} {each}" for each in (FINISHED, *SHORT.values()) if each in counts)
 
 
 def _speed_or_end(parts: Sequence[Result]) -> float | str | None:
     """Median sequences a second of those that finished; without any, why not."""
     done = [each for each in parts if each.status == FINISHED]
     if done:
-        return _median(each.speed.sequences_per_s for each in done)
+        return median_of(each.speed.sequences_per_s for each in done)
     return SHORT[parts[-1].status] if parts else None
 
 
 def _of_process(part: Result) -> float:
     return float(part.batch_size or 0) / part.world_size
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

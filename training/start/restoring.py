@@ -21,7 +21,7 @@ from training.config import ModelConfig
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.shards import ShardedOptimizer
-from training.optimizer.states import MASTER, check_state, content_of
+from training.optimizer.states import FLOAT32, check_state, content_of
 from training.pipeline.ranks import Ranks
 from training.pipeline.state import give_out
 from training.start.initial import OF_TOKENS, Initial
@@ -130,8 +130,8 @@ def restore_states(start: Start, network: Any, optimizer: Optimizer, ranks: Rank
             states = stack.enter_context(start.checkpoint.open_states())
         if isinstance(optimizer, ShardedOptimizer):
             return optimizer.take(states, keeps)
-        if ranks.pipelined and (keeps or optimizer.has_masters):
-            _give_out_states(states, keeps, network, optimizer, ranks)
+        if ranks.pipelined and keeps:
+            _give_out_states(states, network, optimizer, ranks)
         elif states is not None:
             optimizer.restore(states, keeps)
     if not ranks.pipelined:
@@ -140,34 +140,28 @@ def restore_states(start: Start, network: Any, optimizer: Optimizer, ranks: Rank
 
 
 def _give_out_states(
-    states: Mapping[str, np.ndarray] | None, keeps: bool, network: Any, optimizer: Optimizer, ranks: Ranks
+    states: Mapping[str, np.ndarray] | None, network: Any, optimizer: Optimizer, ranks: Ranks
 ) -> None:
-    """Gives the stages the parts that they hold of a checkpoint's `states`, which rank 0 alone has."""
+    """Gives the stages, whose parameters are float32, the parts that they hold of a checkpoint's `states`,
+    which rank 0 alone has."""
     own = optimizer.state_arrays()
     whole = each_once(network.bert._collect_params_with_prefix())
-    masters = (MASTER,) if optimizer.has_masters or not keeps else ()
     shapes = {
         name + end: each.shape
         for name, each in whole.items()
-        for end in (*(optimizer.moments_of(name, each.shape) if keeps else ()), *masters)
+        for end in optimizer.moments_of(name, each.shape)
     }
     source: Iterator[tuple[str, np.ndarray]] = iter(())
-    t, present = 0, list(shapes)
+    t = 0
     if states is not None:
-        if keeps:
-            t = check_state(states, shapes)
-        else:  # a float32 run has no masters
-            present = [name for name in shapes if name in states]
-        source = ((name, content_of(name, states[name], "float32")) for name in present)
-    present, t = broadcast_json([present, t], ranks.world)
+        t = check_state(states, shapes)
+        source = ((name, content_of(name, states[name], FLOAT32)) for name in shapes)
+    optimizer.t = broadcast_json(t, ranks.world)
 
     def take(name: str, array: np.ndarray) -> None:
         own[name][:] = array
 
-    give_out({name: (shapes[name], np.float32) for name in present}, source, take, ranks)
-    if keeps:
-        optimizer.t = t
-        optimizer.set_from_masters()
+    give_out({name: (shape, np.float32) for name, shape in shapes.items()}, source, take, ranks)
 
 
 def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:

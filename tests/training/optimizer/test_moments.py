@@ -114,11 +114,6 @@ def test_conversion_to_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None
     assert (found[-3:] & 0x7FFF > 0x7F80).all()
 
 
-@pytest.mark.parametrize("value", [np.zeros(3, np.float64), np.zeros(3, np.float16), np.zeros(3, np.uint8)])
-def test_other_types_are_not_converted(value: np.ndarray) -> None:
-    assert converted(value, "float32") is None and converted(value, "bfloat16") is None
-
-
 def test_a_master_is_float32() -> None:
     weights = [weight.astype(np.float16) for weight in on_device(random_weights())]
     state = Optimizer("lamb", NAMES, weights).state()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from base.errors import InputError
+from base.launchers import announced_sizes
 from training.pipeline.placement import (
     INTER_FIRST,
     INTRA_FIRST,
     PLACEMENTS,
     Coordinates,
     Host,
-    announced_size,
     coordinates_of,
     hosts_of_ranks,
     placement_warnings,
@@ -93,10 +93,16 @@ def test_warnings_name_the_slow_links() -> None:
     assert "and 5 more" in many[0]
 
 
-def test_the_launcher_announces_the_size() -> None:
-    assert announced_size({}) is None
-    assert announced_size({"OMPI_COMM_WORLD_SIZE": "4"}) == 4
-    assert announced_size({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "9"}) == 6
-    assert announced_size({"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}) == 4
-    assert announced_size({"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "1"}) is None
-    assert announced_size({"HOROVOD_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "x"}) == 2
+@pytest.mark.parametrize(
+    "environ, sizes",
+    [
+        ({}, []),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, [4]),
+        ({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "9"}, [6]),
+        ({"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, [4]),
+        ({"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "1"}, []),
+        ({"HOROVOD_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "x"}, [2]),
+    ],
+)
+def test_the_launcher_announces_the_size(environ: dict[str, str], sizes: list[int]) -> None:
+    assert list(announced_sizes(environ).values()) == sizes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,12 @@ from training.results.record import (
     NOT_FINITE,
     RESULTS_FILE,
     UNFINISHED,
-    Recorder,
     Speed,
     Stage,
     held_out_scores,
     outcome_of,
     read_result,
+    recorded,
     speed_of,
     write_result,
 )
@@ -36,11 +35,6 @@ RUN = replace(
 
 class MXNetError(Exception):
     """Named like MXNet's."""
-
-
-def changed(folder: Path, **changes: Any) -> None:
-    path = folder / RESULTS_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 class TestFile:
@@ -75,7 +69,8 @@ class TestFile:
     )  # fmt: skip
     def test_a_damaged_file_is_named(self, tmp_path, changes):
         write_result(str(tmp_path), RUN)
-        changed(tmp_path, **changes)
+        path = tmp_path / RESULTS_FILE
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
         with pytest.raises(InputError, match=RESULTS_FILE):
             read_result(str(tmp_path))
 
@@ -106,8 +101,7 @@ class TestEnds:
     )
     def test_an_exception_is_recorded_and_goes_on(self, tmp_path, error, status, reason):
         assert outcome_of(error) == (status, reason)
-        recorder = Recorder(str(tmp_path), RUN)
-        with pytest.raises(type(error)), recorder.recording(lambda: {"steps": 9}):
+        with pytest.raises(type(error)), recorded(str(tmp_path), RUN, lambda: {"steps": 9}):
             assert read_result(str(tmp_path)).status == UNFINISHED, "what a kill would leave"
             raise error
         found = read_result(str(tmp_path))
@@ -117,7 +111,7 @@ class TestEnds:
         def no_memory() -> Any:
             raise MemoryError
 
-        with pytest.raises(NotFiniteError), Recorder(str(tmp_path), RUN).recording(no_memory):
+        with pytest.raises(NotFiniteError), recorded(str(tmp_path), RUN, no_memory):
             raise NotFiniteError("at step 1")
         assert read_result(str(tmp_path)).status == NOT_FINITE
 
