@@ -91,7 +91,7 @@ def expand(words: Sequence[str], parser: ScriptParser) -> list[str]:
             reason = str(error).replace(" (--help lists the options)", "")
             raise InputError(f"{OPTION} {paths[0]}, line {entry.line}: {reason}") from None
         in_front.append(text)
-    if in_front:
+    if paths:
         # --NAME=null takes back what the file has of NAME.
         nulls = {f"--{name}=null": f"--{name}" for name in defaults}
         taken = {nulls[word] for word in rest if word in nulls}

@@ -96,6 +96,8 @@ def test_the_command_line_wins_and_takes_back(write):
     assert options("--data", "x", "--raw=true")["raw"] and not options("--data", "x", "--raw=false")["raw"]
     assert options("--data", "x", "--raw", "--raw=false", "--raw")["raw"]
     assert "--raw=maybe" in rejected("--data", "x", "--raw=maybe")
+    none = write("vocab: null\nverbose: false\n")
+    assert options("--options_file", none, "--data", "x", "--num_steps=null")["num_steps"] is None
     assert options("--data=null")["data"] == "null", "without a file it is a name"
 
 
