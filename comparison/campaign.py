@@ -294,16 +294,12 @@ class Campaign(abc.ABC):
         """Makes a launch. What one that was not finished has left is removed before.
 
         Raises:
-            InputError: it cannot be removed.
+            OSError: it cannot be removed.
         """
         directory = self.store.directory / self.folder_of(work)
-        try:
-            if directory.exists():
-                shutil.rmtree(directory)
-            directory.mkdir(parents=True)
-        except OSError as error:
-            given = self.options.output
-            raise InputError(f"--output {given}: {error.filename}: {error.strerror}") from error
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
         record = self.made[work] = self.measure(work, directory)
         self.store.save(self.record_of(work), record)
         return self.said(record)

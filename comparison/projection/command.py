@@ -116,14 +116,12 @@ class ProjectionOptions:
 
 
 def project(options: ProjectionOptions) -> int:
-    """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
+    """Projects, prints the tables and writes the files; 0. Raises InputError before anything is written,
+    and OSError where nothing can be."""
     pipelines = pipelines_of(options)
     plan = plan_of(options)
     directory = Path(options.output)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output {directory}: {error.strerror}") from error
+    directory.mkdir(parents=True, exist_ok=True)
     if pipelines:
         report = pipeline_report.report_of(plan, pipelines)
     else:
@@ -131,10 +129,7 @@ def project(options: ProjectionOptions) -> int:
         if plans and not (options.model or options.measured or options.compute_s):
             plans = [plan_of(replace(options, model=SMALLER)), plan]
         report = strategy_report.report_of(plan, crossings(plans))
-    try:
-        paths = report.ended(0).write(directory)
-    except OSError as error:
-        raise InputError(f"--output {directory}: {error.strerror}") from error
+    paths = report.ended(0).write(directory)
     print(f"{report.terminal}\n\nwritten: {', '.join(map(str, paths))}")
     return 0
 

@@ -65,22 +65,20 @@ def compare_runs(options: RunsOptions) -> int:
     Raises:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
+        OSError: a file cannot be written.
     """
-    try:
-        with Store(options.output, options.dry_run) as store:
-            training = plan_training(options, store.folder)
-            names = ("backends", "workers", "dtypes", "batch_sizes", "seed")
-            plan = {f"--{name}": options.given[name] for name in names}
-            plan.update({"--profiles": options.profiles, **training.facts, **training.identity})
-            store.agree_on(what_counts(plan, options.cluster), options.repeats)
-            # A profile of each setting first, which shows early what does not run at all; the others between
-            # the repeats, so that one slow minute does not meet two profiles of a setting.
-            counts = {PROFILED: options.profiles, TIMED: options.repeats}
-            works = turns_of(options.settings, counts, options.seed)
-            runs = Runs(options, training, store, works)
-            return runs.dry_run() if options.dry_run else runs.run(store.directory)
-    except OSError as error:  # a full disk, a file system that has gone
-        raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
+    with Store(options.output, options.dry_run) as store:
+        training = plan_training(options, store.folder)
+        names = ("backends", "workers", "dtypes", "batch_sizes", "seed")
+        plan = {f"--{name}": options.given[name] for name in names}
+        plan.update({"--profiles": options.profiles, **training.facts, **training.identity})
+        store.agree_on(what_counts(plan, options.cluster), options.repeats)
+        # A profile of each setting first, which shows early what does not run at all; the others between
+        # the repeats, so that one slow minute does not meet two profiles of a setting.
+        counts = {PROFILED: options.profiles, TIMED: options.repeats}
+        works = turns_of(options.settings, counts, options.seed)
+        runs = Runs(options, training, store, works)
+        return runs.dry_run() if options.dry_run else runs.run(store.directory)
 
 
 class Runs(Campaign):
