@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any, Sequence
 
+from comparison.backends import BACKENDS
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, all_settings
 from training.profiling.breakdown import EXPOSED, PARTS
@@ -30,6 +31,7 @@ FACTS: dict[str, Any] = {
     "price_per_hour": None,
     "gpus_per_instance": None,
     "command": ["python", "compare.py", "--output", "runs/a directory"],
+    "titles": {key: backend.title for key, backend in BACKENDS.items()},
 }
 
 

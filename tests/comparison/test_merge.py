@@ -136,7 +136,7 @@ def messages(folder, factor):
         for repeat in range(5)
     ]
     launches[-1]["wrong"] = {"1MB": "rank 1, round 0"}
-    facts = facts_of(titles={"hvd_mpi": "Horovod, MPI", "byteps": "BytePS"}, dtype="float32", repeats=5)
+    facts = facts_of(dtype="float32", repeats=5)
     facts["machine"] = {**machine.describe(ROOT), "date": "today"}
     messages_report(facts, cells, sizes, launches, {}, True).write(folder)
     return str(folder)
@@ -146,7 +146,7 @@ def emulated(folder, factor):
     folder.mkdir()
     setting = EmulatedSetting("byteps", "separate:n", Group(2, 25.0, "1MB", "float16", 1, "none"))
     launches = [launch_of(setting, repeat, factor * (0.02 + 1e-4 * repeat)) for repeat in range(5)]
-    facts = facts_of(titles={"byteps": "BytePS"}, scale=Scale(100, 10), repeats=5, launches=5)
+    facts = facts_of(scale=Scale(100, 10), repeats=5, launches=5)
     facts.update(cluster={"title": "p3dn"}, machine={**machine.describe(ROOT), "date": "today"})
     emulation.report_of(facts, {setting: None}, launches, True).write(folder)
     return str(folder)

@@ -256,9 +256,8 @@ def launch_of(setting, repeat, step_s, trouble=None):
 
 
 def facts_of(scale, repeats):
-    own = {"machine": machine.describe(ROOT), "titles": {key: each.title for key, each in BACKENDS.items()}}
-    own.update(repeats=repeats, cluster=vars(P3DN), scale=scale, launches=15)
-    return {**FACTS, **own}
+    own = {"repeats": repeats, "cluster": vars(P3DN), "scale": scale, "launches": 15}
+    return {**FACTS, "machine": machine.describe(ROOT), **own}
 
 
 def test_report(tmp_path):
