@@ -30,25 +30,21 @@ PATIENCE = 120.0  # seconds, for counting GPUs
 
 @dataclass(frozen=True)
 class Backend:
-    """`key`: as in `Setting.backend`. `title`: for people. `script`: the training script of its ranks.
-    `launcher`: MPIRUN, HOROVODRUN, BYTEPS (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a
-    rank for each slot). `variables`: of its processes' environment, beyond the caller's."""
+    """`title`: for people. `script`: the training script of its ranks. `launcher`: MPIRUN, HOROVODRUN, BYTEPS
+    (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a rank for each slot). `variables`: of
+    its processes' environment, beyond the caller's."""
 
-    key: str
     title: str
     script: Path
     launcher: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-BACKENDS: Mapping[str, Backend] = {
-    backend.key: backend
-    for backend in (
-        Backend("hvd_mpi", "Horovod, MPI", HVD_SCRIPT, MPIRUN),
-        Backend("hvd_gloo", "Horovod, Gloo", HVD_SCRIPT, HOROVODRUN),
-        Backend("byteps", "BytePS", BYTEPS_SCRIPT, BYTEPS),
-        Backend("byteps_local", "BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
-    )
+BACKENDS: Mapping[str, Backend] = {  # by `Setting.backend`
+    "hvd_mpi": Backend("Horovod, MPI", HVD_SCRIPT, MPIRUN),
+    "hvd_gloo": Backend("Horovod, Gloo", HVD_SCRIPT, HOROVODRUN),
+    "byteps": Backend("BytePS", BYTEPS_SCRIPT, BYTEPS),
+    "byteps_local": Backend("BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
 }
 RINGS = ("hvd_mpi", "hvd_gloo")  # they add in a ring, in a fixed order
 REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part and not all are compared

@@ -82,8 +82,7 @@ class Sweep(Campaign):
         here.mkdir(parents=True)
         library = launchers.BYTEPS if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else launchers.HVD
         words = launch_words(backend, turn.setting.workers, self.options.cluster, here)
-        script = self.options.scripts.get(backend.key, RANK)
-        return [*words, sys.executable, str(script), library, str(here / PLAN), str(here)]
+        return [*words, sys.executable, str(RANK), library, str(here / PLAN), str(here)]
 
     def guess(self, turn: Turn) -> float:
         sent = self.to_send(turn)
@@ -128,8 +127,7 @@ class Sweep(Campaign):
             plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
             write_text(here / PLAN, as_json(plan))
             environ = environment(options.backends[key], cluster=options.cluster)
-            script = options.scripts.get(key, RANK)
-            ended = launch(command, environ, here / LOG, options.time_limit, script)
+            ended = launch(command, environ, here / LOG, options.time_limit, RANK)
             said = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
             # None where not all ranks have come so far.
             ends = [each["results"].get(todo[0].name, {}).get("first_at") for each in said]

@@ -11,7 +11,7 @@ from base.errors import InputError
 from comparison import options as options_module
 from comparison.backends import BACKENDS, count_gpus
 from comparison.options import Options, parse_options
-from tests.processes import ROOT, run_command
+from tests.processes import ROOT, executable, run_command
 
 
 def parse(text: str) -> Options:
@@ -113,8 +113,7 @@ def test_gpus_are_counted_only_where_there_is_a_driver(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda words, **_: asked.append(words) or answer)
     answer = subprocess.CompletedProcess([], 0, "a warning of MXNet's\nGPUs 4\n", "")
     assert count_gpus() == 0 and asked == []
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    executable(tmp_path / "nvidia-smi", "#!/bin/sh\n")
     assert count_gpus() == 4 and asked[0][0] == sys.executable
     answer = subprocess.CompletedProcess([], 1, "", "no module mxnet")
     assert count_gpus() == 0
