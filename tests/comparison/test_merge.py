@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from base import machine
 from base.errors import InputError
 from compare import main
 from comparison.backends import BACKENDS
@@ -25,14 +24,13 @@ from comparison.settings import Setting, all_settings
 from tests.comparison import synthetic
 from tests.comparison.emulation.test_emulation import launch_of
 from tests.comparison.messages.test_report import launch as sent
-from tests.processes import ROOT
 
 MPI, BYTEPS = (Setting(name, 2, "float32", 512) for name in ("hvd_mpi", "byteps"))
 OPTIONS = {"repeats": 5, "output": "runs/x", "dry_run": False}
 
 
 def facts_of(commit="abc1234", **changes):
-    where = {**synthetic.FACTS["machine"], "commit": commit, "date": "2026-01-01 00:00 UTC"}
+    where = {**synthetic.FACTS["machine"], "commit": commit}
     return {**synthetic.FACTS, "machine": where, "options": {**OPTIONS}, **changes}
 
 
@@ -136,9 +134,7 @@ def messages(folder, factor):
         for repeat in range(5)
     ]
     launches[-1]["wrong"] = {"1MB": "rank 1, round 0"}
-    facts = facts_of(dtype="float32", repeats=5)
-    facts["machine"] = {**machine.describe(ROOT), "date": "today"}
-    messages_report(facts, cells, sizes, launches, {}, True).write(folder)
+    messages_report(facts_of(dtype="float32", repeats=5), cells, sizes, launches, {}, True).write(folder)
     return str(folder)
 
 
@@ -146,8 +142,7 @@ def emulated(folder, factor):
     folder.mkdir()
     setting = EmulatedSetting("byteps", "separate:n", Group(2, 25.0, "1MB", "float16", 1, "none"))
     launches = [launch_of(setting, repeat, factor * (0.02 + 1e-4 * repeat)) for repeat in range(5)]
-    facts = facts_of(scale=Scale(100, 10), repeats=5, launches=5)
-    facts.update(cluster={"title": "p3dn"}, machine={**machine.describe(ROOT), "date": "today"})
+    facts = facts_of(scale=Scale(100, 10), repeats=5, launches=5, cluster={"title": "p3dn"})
     emulation.report_of(facts, {setting: None}, launches, True).write(folder)
     return str(folder)
 
