@@ -157,7 +157,11 @@ class Runs(Campaign):
         variables = environment(backend, cluster=options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
-        keep_outcome(directory, steps.total)
+        # What stays of the checkpoints: the metrics, and the last manifest, with the parameters' checksum.
+        for name in (METRICS, manifest_name(steps.total)):
+            if (directory / _CKPT / name).exists():
+                os.replace(directory / _CKPT / name, directory / name)
+        shutil.rmtree(directory / _CKPT, ignore_errors=True)
         return read_run(work, steps, launched, directory, command)
 
     def said(self, record: Record) -> Said:
@@ -311,12 +315,3 @@ def identity(words: Sequence[str], paths: Sequence[str], folder: Path) -> dict[s
                 state = sha256_of(name) if name.startswith(prefix) else stat.st_mtime_ns
                 files.append([name.removeprefix(prefix), stat.st_size, state])
     return {"script options": [word.removeprefix(prefix) for word in words], "data": files}
-
-
-def keep_outcome(directory: Path, step: int) -> None:
-    """Keeps the metrics of the checkpoint directory and the manifest of the last checkpoint, that of `step`:
-    it has the checksum of the parameters."""
-    for name in (METRICS, manifest_name(step)):
-        if (directory / _CKPT / name).exists():
-            os.replace(directory / _CKPT / name, directory / name)
-    shutil.rmtree(directory / _CKPT, ignore_errors=True)
