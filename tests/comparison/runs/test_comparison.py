@@ -128,24 +128,12 @@ def test_running_out_of_memory_is_a_result(tmp_path):
     assert "out of memory" in result.stdout
 
 
-def write_text(directory: Path) -> list[str]:
-    """A small corpus and its vocabulary, as options."""
-    words = ["tree", "river", "stone", "cloud", "bread", "light", "wind", "field", "house", "road"]
-    sentences = [" ".join(words[(i * j) % 10] for j in range(1, 9)) for i in range(1, 60)]
-    documents = ["\n".join(sentences[i : i + 6]) for i in range(0, 54, 6)]
-    (directory / "text.txt").write_text("\n\n".join(documents) + "\n", "utf-8")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    (directory / "vocab.txt").write_text("\n".join(special + words) + "\n", "utf-8")
-    names = ["--raw", "--data", directory / "text.txt", "--vocab", directory / "vocab.txt"]
-    return [*map(str, names), "--max_seq_length", "24"]
-
-
-def test_an_interrupted_comparison_goes_on(tmp_path):
+def test_an_interrupted_comparison_goes_on(tmp_path, corpus):
     """BytePS with a profile and a repeat: interrupted in the second launch, which alone is left to do."""
     output = tmp_path / "out"
-    axes = "--backends byteps --workers 2 --batch_sizes 4 --repeats 1 --profiles 1"
-    words = [*write_text(tmp_path), *axes.split()]
-    argv = command(ROOT / "compare.py", output, *words, data=())
+    words = "--backends byteps --workers 2 --batch_sizes 4 --repeats 1 --profiles 1 --max_seq_length 24 --raw"
+    data = ["--data", corpus.held_out, "--vocab", corpus.vocab]
+    argv = command(ROOT / "compare.py", output, *words.split(), *data, data=())
     with start_command(argv) as run:
         until(lambda: any(path.stat().st_size for path in output.glob("launches/*/1/run.log")), run)
         run.signal(signal.SIGINT)
@@ -165,7 +153,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert complete["complete"] and len(complete["launches"]) == 2
 
     profile = records_of(output)["byteps-2x-float32-4/profile-1"]
-    vocabulary, units = 15, 32
+    vocabulary, units = 1024, 32
     assert profile["exchanged_bytes"] > 4 * (vocabulary + 512 + 12 * units) * units  # all float32 gradients
     assert profile["exchanged_bytes"] < 1.5 * 4 * (vocabulary + 512 + 14 * units) * units
     communication = profile["breakdown"]["parts"]["communication, exposed"]
