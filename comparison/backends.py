@@ -110,14 +110,12 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
     return [*words, "--hostfile", str(hostfile), "--"]
 
 
-def environment(
-    backend: Backend, environ: Mapping[str, str] = os.environ, cluster: Cluster | None = None
-) -> dict[str, str]:
-    """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
-    cluster also those that hosts/mpirun.py sets, for all backends alike, unless `environ` has them."""
+def environment(backend: Backend, cluster: Cluster | None = None) -> dict[str, str]:
+    """The variables of a launch: this process's, what Open MPI wants of root, and the backend's own; with a
+    cluster also those that hosts/mpirun.py sets, for all backends alike, unless this process has them."""
     hosts = mpirun.variables(merged(cluster.lines)) if cluster is not None else {}
-    variables = {**hosts, **environ, "PYTHONUNBUFFERED": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+    variables = {**hosts, **os.environ, "PYTHONUNBUFFERED": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
         variables.update(mpirun.AS_ROOT)
     variables.update(backend.variables)

@@ -255,8 +255,8 @@ class Campaign(abc.ABC):
         """Name of a launch, for people."""
 
     @abc.abstractmethod
-    def command(self, work: Turn, folder: Path) -> Sequence[str]:
-        """The words of a launch that leaves its files below `folder`, the store's."""
+    def command(self, work: Turn) -> Sequence[str]:
+        """The words of a launch that leaves its files below the store's folder."""
 
     @abc.abstractmethod
     def guess(self, work: Turn) -> float:
@@ -324,7 +324,7 @@ class Campaign(abc.ABC):
         print(f"{len(self.works)} launches for {len(settings)} settings; {len(self.made)} are made in "
               f"{self.store.directory}, {len(todo)} would be made. The first repeat:")  # fmt: skip
         for work in settings.values():
-            words = shlex.join(map(str, self.command(work, self.store.folder)))
+            words = shlex.join(map(str, self.command(work)))
             print(
                 f"\n{self.title(work)}\n  {words.replace(str(self.store.folder), str(self.store.directory))}"
             )

@@ -109,8 +109,8 @@ class Runs(Campaign):
         which = "profile" if work.kind == PROFILED else "repeat"
         return f"{work.setting.name} {which} {work.repeat + 1}"
 
-    def command(self, work: Turn, folder: Path) -> Sequence[str]:
-        directory = folder / self.folder_of(work)
+    def command(self, work: Turn) -> Sequence[str]:
+        directory = self.store.folder / self.folder_of(work)
         directory.mkdir(parents=True, exist_ok=True)
         backend = self.options.backends[work.setting.backend]
         words = launch_words(backend, work.setting.workers, self.options.cluster, directory)
@@ -153,8 +153,8 @@ class Runs(Campaign):
     def measure(self, work: Turn, directory: Path) -> Record:
         options, training = self.options, self.training
         backend = options.backends[work.setting.backend]
-        command = self.command(work, self.store.folder)
-        variables = environment(backend, cluster=options.cluster)
+        command = self.command(work)
+        variables = environment(backend, options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
         # What stays of the checkpoints: the metrics, and the last manifest, with the parameters' checksum.
@@ -187,7 +187,7 @@ class Runs(Campaign):
             **self.training.facts,
             "gpus": options.gpus,
             "hosts": options.cluster and options.cluster.lines,
-            "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
+            "fused": environment(BACKENDS["hvd_mpi"], options.cluster).get(FUSION, "0") != "0",
             "price_per_hour": options.price_per_hour,
             "gpus_per_instance": options.gpus_per_instance,
         }
