@@ -160,14 +160,14 @@ def plan_of(options: ProjectionOptions) -> Plan:
     if BytePS.key in keys and not options.pipeline_stages and count > MOST_SERVERS:
         given = f"--servers {options.servers}" if options.servers else f"--gpus {max(gpus)}"
         raise InputError(f"{given}: {count:,} servers of BytePS are too many to simulate")
+    dtype = options.gradient_dtype or ("float32" if options.measured else "float16")
     if options.measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
         bert, step = read_measured(options.measured)
     else:
         bert = named_config(options.model or MODEL)
-        step = _published(options, bert, cluster)
-    dtype = options.gradient_dtype or ("float32" if options.measured else "float16")
+        step = _published(options, bert, cluster, dtype)
     workload = replace(
         step,
         optimizer_s=step.optimizer_s if options.optimizer_s is None else options.optimizer_s,
@@ -182,10 +182,9 @@ def plan_of(options: ProjectionOptions) -> Plan:
     return Plan(bert.description, cluster, workload, strategies, gpus, dtype, sorted(values))
 
 
-def _published(options: ProjectionOptions, bert: BertConfig, cluster: Cluster) -> Workload:
+def _published(options: ProjectionOptions, bert: BertConfig, cluster: Cluster, dtype: str) -> Workload:
     """The step of a GPU whose speed is given, or was published. Raises InputError where none was."""
     sequences, length = float(options.batch_size or SEQUENCES), options.max_seq_length or LENGTH
-    dtype = options.gradient_dtype or "float16"
     parts = bert_parts(bert, options.vocab_size or VOCABULARY, length)
     update_s = update_seconds(parts, cluster.memory_gbytes_s)
     work = Workload(parts, options.compute_s or 0.0, update_s, ELEMENT_BYTES[dtype], sequences, length)
