@@ -68,9 +68,11 @@ def main(arguments: Sequence[str], backends: Mapping[str, Backend] = BACKENDS) -
         return comparisons[type(options)](options)
     except KeyboardInterrupt as interrupt:
         return code_of(interrupt)
+    except BrokenPipeError:
+        raise  # whoever reads the output has seen enough
     except OSError as error:  # a full disk, a file system that has gone, a file where a folder is to be
-        said = dict.fromkeys(str(each) for each in (options.output, error.filename, error.strerror) if each)
-        raise InputError(f"--output {': '.join(said)}") from error
+        said = filter(None, (options.output, error.filename, error.strerror or error))
+        raise InputError(f"--output {': '.join(dict.fromkeys(map(str, said)))}") from error
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
+import compare
 from base.errors import InputError
 from comparison import options as options_module
 from comparison.backends import BACKENDS, count_gpus
@@ -104,6 +107,17 @@ def test_one_line_and_exit_code_2(tmp_path):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and "--repeats" in result.stderr and result.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    def fail(error: OSError) -> None:
+        monkeypatch.setattr(compare, "project", mock.Mock(side_effect=error))
+        compare.main(["--project", "--output", str(tmp_path)])
+
+    with pytest.raises(InputError, match=f"^--output {tmp_path}: {tmp_path}/x.md: No space left on device$"):
+        fail(OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/x.md"))
+    with pytest.raises(BrokenPipeError):
+        fail(BrokenPipeError(errno.EPIPE, "Broken pipe"))
 
 
 def test_gpus_are_counted_only_where_there_is_a_driver(tmp_path, monkeypatch):
