@@ -19,7 +19,7 @@ and the same command continues; with --dry_run it only says what it would launch
 
 from __future__ import annotations
 
-from base.errors import explain_missing
+from base.errors import InputError, explain_missing
 
 if __name__ == "__main__":
     explain_missing()  # a library that is not installed
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], backends: Mapping[str, Backend] = BACKENDS) -
         backends: those that --backends can name.
 
     Raises:
-        InputError: before any work.
+        InputError: before any work; or where the output cannot be written.
     """
     options = parse_options(arguments, backends, __doc__)
     # Only now: a wrong option is said in half the time.
@@ -68,6 +68,11 @@ def main(arguments: Sequence[str], backends: Mapping[str, Backend] = BACKENDS) -
         return comparisons[type(options)](options)
     except KeyboardInterrupt as interrupt:
         return code_of(interrupt)
+    except BrokenPipeError:
+        raise  # whoever reads the output has seen enough
+    except OSError as error:  # a full disk, a file system that has gone, a file where a folder is to be
+        said = filter(None, (options.output, error.filename, error.strerror or error))
+        raise InputError(f"--output {': '.join(dict.fromkeys(map(str, said)))}") from error
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -30,25 +30,21 @@ PATIENCE = 120.0  # seconds, for counting GPUs
 
 @dataclass(frozen=True)
 class Backend:
-    """`key`: as in `Setting.backend`. `title`: for people. `script`: the training script of its ranks.
-    `launcher`: MPIRUN, HOROVODRUN, BYTEPS (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a
-    rank for each slot). `variables`: of its processes' environment, beyond the caller's."""
+    """`title`: for people. `script`: the training script of its ranks. `launcher`: MPIRUN, HOROVODRUN, BYTEPS
+    (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a rank for each slot). `variables`: of
+    its processes' environment, beyond the caller's."""
 
-    key: str
     title: str
     script: Path
     launcher: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-BACKENDS: Mapping[str, Backend] = {
-    backend.key: backend
-    for backend in (
-        Backend("hvd_mpi", "Horovod, MPI", HVD_SCRIPT, MPIRUN),
-        Backend("hvd_gloo", "Horovod, Gloo", HVD_SCRIPT, HOROVODRUN),
-        Backend("byteps", "BytePS", BYTEPS_SCRIPT, BYTEPS),
-        Backend("byteps_local", "BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
-    )
+BACKENDS: Mapping[str, Backend] = {  # by `Setting.backend`
+    "hvd_mpi": Backend("Horovod, MPI", HVD_SCRIPT, MPIRUN),
+    "hvd_gloo": Backend("Horovod, Gloo", HVD_SCRIPT, HOROVODRUN),
+    "byteps": Backend("BytePS", BYTEPS_SCRIPT, BYTEPS),
+    "byteps_local": Backend("BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
 }
 RINGS = ("hvd_mpi", "hvd_gloo")  # they add in a ring, in a fixed order
 REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part and not all are compared
@@ -114,14 +110,12 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
     return [*words, "--hostfile", str(hostfile), "--"]
 
 
-def environment(
-    backend: Backend, environ: Mapping[str, str] = os.environ, cluster: Cluster | None = None
-) -> dict[str, str]:
-    """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
-    cluster also those that hosts/mpirun.py sets, for all backends alike, unless `environ` has them."""
+def environment(backend: Backend, cluster: Cluster | None = None) -> dict[str, str]:
+    """The variables of a launch: this process's, what Open MPI wants of root, and the backend's own; with a
+    cluster also those that hosts/mpirun.py sets, for all backends alike, unless this process has them."""
     hosts = mpirun.variables(merged(cluster.lines)) if cluster is not None else {}
-    variables = {**hosts, **environ, "PYTHONUNBUFFERED": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+    variables = {**hosts, **os.environ, "PYTHONUNBUFFERED": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
         variables.update(mpirun.AS_ROOT)
     variables.update(backend.variables)

@@ -255,8 +255,8 @@ class Campaign(abc.ABC):
         """Name of a launch, for people."""
 
     @abc.abstractmethod
-    def command(self, work: Turn, folder: Path) -> Sequence[str]:
-        """The words of a launch that leaves its files below `folder`, the store's."""
+    def command(self, work: Turn) -> Sequence[str]:
+        """The words of a launch that leaves its files below the store's folder."""
 
     @abc.abstractmethod
     def guess(self, work: Turn) -> float:
@@ -294,16 +294,12 @@ class Campaign(abc.ABC):
         """Makes a launch. What one that was not finished has left is removed before.
 
         Raises:
-            InputError: it cannot be removed.
+            OSError: it cannot be removed.
         """
         directory = self.store.directory / self.folder_of(work)
-        try:
-            if directory.exists():
-                shutil.rmtree(directory)
-            directory.mkdir(parents=True)
-        except OSError as error:
-            given = self.options.output
-            raise InputError(f"--output {given}: {error.filename}: {error.strerror}") from error
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
         record = self.made[work] = self.measure(work, directory)
         self.store.save(self.record_of(work), record)
         return self.said(record)
@@ -328,7 +324,7 @@ class Campaign(abc.ABC):
         print(f"{len(self.works)} launches for {len(settings)} settings; {len(self.made)} are made in "
               f"{self.store.directory}, {len(todo)} would be made. The first repeat:")  # fmt: skip
         for work in settings.values():
-            words = shlex.join(map(str, self.command(work, self.store.folder)))
+            words = shlex.join(map(str, self.command(work)))
             print(
                 f"\n{self.title(work)}\n  {words.replace(str(self.store.folder), str(self.store.directory))}"
             )

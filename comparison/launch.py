@@ -116,11 +116,9 @@ def launch(
 
 def oom_kills() -> int:
     """Processes that the kernel has killed for want of memory since it started; 0 where it does not say."""
-    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
-        for line in file:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+    with contextlib.suppress(OSError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text("ascii").splitlines())
+        return int(counts.get("oom_kill", 0))
     return 0
 
 

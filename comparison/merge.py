@@ -21,7 +21,7 @@ from base.student import exceeds_test, holm
 from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, ideal_style, legend_below, marker, new_figure, plain
 from comparison.options import MergeOptions
-from comparison.report import Part, Report, title_of, verdict, with_range
+from comparison.report import Part, Report, verdict, with_range
 from comparison.verdicts import FEWEST_REPEATS, Pair, compare, rule_across, spread
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _of_runs(content: Mapping[str, Any]) -> dict[Key, Measured]:
     found: dict[Key, Measured] = {}
     for each in content["results"]:
         workers, dtype, batch = (each["setting"][name] for name in ("workers", "dtype", "batch_size"))
-        backend = title_of(each["setting"]["backend"], content["facts"])
+        backend = content["facts"]["titles"][each["setting"]["backend"]]
         samples = _samples(each["figures"]["samples"] if each["figures"] else {})
         found[(str(workers), dtype, f"{batch:,}", backend)] = Measured(samples, each["reason"])
     return found
@@ -70,7 +70,7 @@ def _of_others(content: Mapping[str, Any]) -> dict[Key, Measured]:
     wrong = [(row["backend"], row.get("workers")) for row in rows if "wrong" in (row["reason"] or "")[:5]]
     for row in rows:
         samples, reason = _samples(row.get("samples_s") or {}), row["reason"] or "not measured"
-        backend = title_of(row["backend"], content)
+        backend = content["titles"][row["backend"]]
         if "message" in row:
             if (row["backend"], row["workers"]) in wrong:
                 samples, reason = {}, row["reason"] or "wrong with another message"
@@ -148,7 +148,12 @@ def read_report(given: str) -> Earlier:
 
 
 def merge(options: MergeOptions) -> int:
-    """Reads the reports, prints and writes theirs. 1 by --fail_if_slower, else 0. Raises InputError."""
+    """Reads the reports, prints and writes theirs. 1 by --fail_if_slower, else 0.
+
+    Raises:
+        InputError: before anything is written.
+        OSError: theirs cannot be written.
+    """
     reports = [read_report(each) for each in options.merge or ()]
     folders = [each.path.parent.resolve() for each in reports]
     if len({each.path.resolve() for each in reports}) < max(2, len(reports)):
@@ -163,11 +168,8 @@ def merge(options: MergeOptions) -> int:
                 raise InputError(f"{here}, that of {reports[0].path} {of_first}")
     report = report_of(reports, options)
     directory = Path(options.output)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        paths = report.write(directory)
-    except OSError as error:
-        raise InputError(f"--output {directory}: {error.strerror}") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = report.write(directory)
     print("\n".join([report.terminal, *map(str, paths)]))
     return int(report.content["outcome"]["code"])
 

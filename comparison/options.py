@@ -8,7 +8,6 @@ import itertools
 import os
 import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Mapping, Sequence, Union
 
 from base.command_line import (
@@ -185,11 +184,10 @@ class RunsOptions(Axes, Trained, Launching):
 
 @dataclass(frozen=True)
 class MessagesOptions(OfMessages, Launching):
-    """Options of --comm_only. `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
+    """Options of --comm_only. `cells`: every combination of its axes."""
 
     messages: tuple[Message, ...] = derived()
     cells: tuple[Cell, ...] = derived()
-    scripts: Mapping[str, Path] = derived()
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def parse_options(
     if not workers:
         raise InputError("--workers: --comm_only needs 2 or more, since one has nobody to send to")
     cells = tuple(Cell(key, number) for number in workers for key in options.backends)
-    return taken(MessagesOptions, options, **values, messages=tuple(messages), cells=cells, scripts={})
+    return taken(MessagesOptions, options, **values, messages=tuple(messages), cells=cells)
 
 
 def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions:

@@ -18,7 +18,6 @@ from base.files import replacing
 from base.page import page
 from base.quantities import digits, percent
 from base.tables import EMPTY, Row, Table, markdown, terminal
-from comparison.backends import BACKENDS
 from comparison.canvas import save
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, Pair, Planning, Samples, Spread, planning
 
@@ -235,12 +234,6 @@ def with_remarks(sentences: Sequence[str], planned: Planning | None, shares: Seq
         " the machine is quiet."
     )
     return [loud, *sentences]
-
-
-def title_of(backend: str, facts: Mapping[str, Any]) -> str:
-    """`facts["titles"]`, where given, has the names of backends that are not ours."""
-    given = facts.get("titles") or {}
-    return str(given.get(backend) or (BACKENDS[backend].title if backend in BACKENDS else backend))
 
 
 def with_range(middle: float, low: float, high: float, significant: int = 3) -> str:

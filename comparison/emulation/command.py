@@ -136,8 +136,8 @@ class Emulation(Campaign):
         title, group = turn.setting.title(self.options.titles), turn.setting.group
         return f"{title}, {group.place}, {group.exchanged}, repeat {turn.repeat + 1}"
 
-    def command(self, turn: Turn, folder: Path) -> list[str]:
-        return network.command(folder / turn.name / CLUSTER)
+    def command(self, turn: Turn) -> list[str]:
+        return network.command(self.store.folder / turn.name / CLUSTER)
 
     def guess(self, turn: Turn) -> float:
         projected = self.projected(turn.setting)
@@ -187,7 +187,7 @@ class Emulation(Campaign):
         plan = replay_of(setting, workload, self.scale, seed, PATIENCE + 10 * step_s)
         write_text(directory / PLAN, as_json(plan))
         write_text(directory / CLUSTER, as_json(layout))
-        command = self.command(turn, self.store.folder)
+        command = self.command(turn)
         begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record = {"setting": plain(setting), "repeat": turn.repeat, "begun": begun}
         needed = layout.hosts * PROCESS_BYTES + 6 * setting.group.hosts * sum(plan["elements"]) * 4

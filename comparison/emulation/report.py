@@ -97,18 +97,6 @@ def setting_of(launch: Mapping[str, Any]) -> Setting:
     return Setting(values["backend"], values["servers"], Group(**values["group"]))
 
 
-def pairs_of(figures: Mapping[Setting, Figures], confidence: float) -> list[Pair]:
-    """Of every group the reference with each of the others; one family of tests."""
-    groups: dict[tuple[Group, str], dict[str, Mapping[int, float]]] = {}
-    for setting in figures:
-        alike = [each for each in figures if each.group == setting.group]
-        first = next((each for each in alike if each.backend == REFERENCE), alike[0])
-        if setting != first:
-            two = {each.contender: figures[each].samples_s for each in (first, setting)}
-            groups[(setting.group, setting.contender)] = two
-    return compare(groups, confidence)
-
-
 def report_of(
     facts: Mapping[str, Any],
     projected: Mapping[Setting, Projection | None],
@@ -123,7 +111,15 @@ def report_of(
     """
     scale, titles = facts["scale"], facts["titles"]
     figures, reasons = figures_of(projected, launches, scale)
-    pairs = pairs_of(figures, facts["confidence"])
+    # Of every group the reference with each of the others; one family of tests.
+    groups: dict[tuple[Group, str], dict[str, Mapping[int, float]]] = {}
+    for setting in figures:
+        alike = [each for each in figures if each.group == setting.group]
+        reference = next((each for each in alike if each.backend == REFERENCE), alike[0])
+        if setting != reference:
+            two = {each.contender: figures[each].samples_s for each in (reference, setting)}
+            groups[(setting.group, setting.contender)] = two
+    pairs = compare(groups, facts["confidence"])
     first = f"{facts['cluster']['title']}, emulated with one rank a host. Scale: {scale}."
     rows = [
         {

@@ -76,14 +76,14 @@ class Sweep(Campaign):
         title = self.options.titles[turn.setting.backend]
         return f"{title}, {turn.setting.workers} ranks, repeat {turn.repeat + 1}"
 
-    def command(self, turn: Turn, folder: Path, start: int = 0) -> list[str]:
+    def command(self, turn: Turn, start: int = 0) -> list[str]:
         """`start`: greater than 0 where ranks have failed at a message and are started for the next ones."""
-        here, backend = folder / turn.name / f"start-{start}", self.options.backends[turn.setting.backend]
+        here = self.store.folder / turn.name / f"start-{start}"
         here.mkdir(parents=True)
+        backend = self.options.backends[turn.setting.backend]
         library = launchers.BYTEPS if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else launchers.HVD
         words = launch_words(backend, turn.setting.workers, self.options.cluster, here)
-        script = self.options.scripts.get(backend.key, RANK)
-        return [*words, sys.executable, str(script), library, str(here / PLAN), str(here)]
+        return [*words, sys.executable, str(RANK), library, str(here / PLAN), str(here)]
 
     def guess(self, turn: Turn) -> float:
         sent = self.to_send(turn)
@@ -122,14 +122,13 @@ class Sweep(Campaign):
         attempts = outcome["attempts"] = []
         todo, start = self.to_send(turn), time.monotonic()
         while todo:
-            command = self.command(turn, self.store.folder, len(attempts))
+            command = self.command(turn, len(attempts))
             here = directory / f"start-{len(attempts)}"
             seed = 1000 * options.seed + turn.repeat
             plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
             write_text(here / PLAN, as_json(plan))
-            environ = environment(options.backends[key], cluster=options.cluster)
-            script = options.scripts.get(key, RANK)
-            ended = launch(command, environ, here / LOG, options.time_limit, script)
+            environ = environment(options.backends[key], options.cluster)
+            ended = launch(command, environ, here / LOG, options.time_limit, RANK)
             said = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
             # None where not all ranks have come so far.
             ends = [each["results"].get(todo[0].name, {}).get("first_at") for each in said]

@@ -91,12 +91,6 @@ class KnownValues:
         return generator.integers(-self._largest, self._largest, PERIOD, endpoint=True)
 
 
-def stretch(period: Numbers[Any], length: int) -> Numbers[Any]:
-    """The period repeated so that any `length` consecutive elements of a message can be cut from it, wherever
-    in the period they begin."""
-    return np.resize(period, length + PERIOD)
-
-
 CHUNK = 256 * PERIOD  # elements that are written and compared at a time, 4 MB of float32
 AGREEMENTS = 50  # timed after the last message
 
@@ -110,18 +104,19 @@ class Message:
         self._mx, self._values, self._context, self._dtype = mx, values, context, dtype
         self.arrays: list[NDArray] = [mx.nd.empty((each,), ctx=context, dtype=dtype) for each in elements]
         self._chunk = min(CHUNK, max(elements))
+        self._repeated = self._chunk + PERIOD  # a chunk can be cut from it anywhere in the period
 
     def fill(self, rank: int, turn: int) -> None:
         """Writes what `rank` sends in this round; returns when it is there."""
-        period = stretch(self._values.sent(rank, turn), self._chunk)
-        chunk = self._mx.nd.array(period, ctx=self._context, dtype=self._dtype)
+        sent = np.resize(self._values.sent(rank, turn), self._repeated)
+        repeated = self._mx.nd.array(sent, ctx=self._context, dtype=self._dtype)
         for array, start, stop, offset in self._pieces():
-            chunk[offset : offset + stop - start].copyto(array[start:stop])
+            repeated[offset : offset + stop - start].copyto(array[start:stop])
         self._mx.nd.waitall()
 
     def first_wrong(self, turn: int) -> str | None:
         """The first wrong element in words; None where all hold the mean."""
-        expected = stretch(self._values.mean(turn), self._chunk)
+        expected = np.resize(self._values.mean(turn), self._repeated)
         position, wrong, text = 0, 0, None
         for array, start, stop, offset in self._pieces():
             received = array[start:stop].asnumpy()

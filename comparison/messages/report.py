@@ -149,9 +149,9 @@ def evaluate(
     }
     starts = []
     for cell in correct:
-        first = [launch["attempts"][0] for launch in own[cell] if launch["attempts"]]
+        first = [launch["attempts"][0] for launch in own[cell]]
         known = {
-            name: [each[name] for each in first if each.get(name) is not None]
+            name: [each[name] for each in first if each[name] is not None]
             for name in ("start_up_s", "agreement_s")
         }
         if all(known.values()):
@@ -222,7 +222,6 @@ def report_of(
         launches, left_out: as for `evaluate`.
         complete: False for a comparison that goes on, or was interrupted.
     """
-    taken = [[each["others"] for each in launch["attempts"] if "others" in each] for launch in launches]
     outcome = evaluate(cells, messages, launches, left_out, facts["confidence"])
     error = f"{1 - facts['confidence']:.6g}"
     verdicts = (
@@ -244,7 +243,7 @@ def report_of(
         pairs=outcome.pairs,
         explained=[DEFINITIONS, verdicts],
         number=len(cells) * facts["repeats"],
-        shares=[max(each) for each in taken if each],
+        shares=[max(each["others"] for each in launch["attempts"]) for launch in launches],
         more={"starts": outcome.starts},
     )
     return report_on(found, facts, launches, complete)

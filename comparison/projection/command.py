@@ -116,14 +116,12 @@ class ProjectionOptions:
 
 
 def project(options: ProjectionOptions) -> int:
-    """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
+    """Projects, prints the tables and writes the files; 0. Raises InputError before anything is written,
+    and OSError where nothing can be."""
     pipelines = pipelines_of(options)
     plan = plan_of(options)
     directory = Path(options.output)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output {directory}: {error.strerror}") from error
+    directory.mkdir(parents=True, exist_ok=True)
     if pipelines:
         report = pipeline_report.report_of(plan, pipelines)
     else:
@@ -131,10 +129,7 @@ def project(options: ProjectionOptions) -> int:
         if plans and not (options.model or options.measured or options.compute_s):
             plans = [plan_of(replace(options, model=SMALLER)), plan]
         report = strategy_report.report_of(plan, crossings(plans))
-    try:
-        paths = report.ended(0).write(directory)
-    except OSError as error:
-        raise InputError(f"--output {directory}: {error.strerror}") from error
+    paths = report.ended(0).write(directory)
     print(f"{report.terminal}\n\nwritten: {', '.join(map(str, paths))}")
     return 0
 
@@ -165,14 +160,14 @@ def plan_of(options: ProjectionOptions) -> Plan:
     if BytePS.key in keys and not options.pipeline_stages and count > MOST_SERVERS:
         given = f"--servers {options.servers}" if options.servers else f"--gpus {max(gpus)}"
         raise InputError(f"{given}: {count:,} servers of BytePS are too many to simulate")
+    dtype = options.gradient_dtype or ("float32" if options.measured else "float16")
     if options.measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
         bert, step = read_measured(options.measured)
     else:
         bert = named_config(options.model or MODEL)
-        step = _published(options, bert, cluster)
-    dtype = options.gradient_dtype or ("float32" if options.measured else "float16")
+        step = _published(options, bert, cluster, dtype)
     workload = replace(
         step,
         optimizer_s=step.optimizer_s if options.optimizer_s is None else options.optimizer_s,
@@ -187,10 +182,9 @@ def plan_of(options: ProjectionOptions) -> Plan:
     return Plan(bert.description, cluster, workload, strategies, gpus, dtype, sorted(values))
 
 
-def _published(options: ProjectionOptions, bert: BertConfig, cluster: Cluster) -> Workload:
+def _published(options: ProjectionOptions, bert: BertConfig, cluster: Cluster, dtype: str) -> Workload:
     """The step of a GPU whose speed is given, or was published. Raises InputError where none was."""
     sequences, length = float(options.batch_size or SEQUENCES), options.max_seq_length or LENGTH
-    dtype = options.gradient_dtype or "float16"
     parts = bert_parts(bert, options.vocab_size or VOCABULARY, length)
     update_s = update_seconds(parts, cluster.memory_gbytes_s)
     work = Workload(parts, options.compute_s or 0.0, update_s, ELEMENT_BYTES[dtype], sequences, length)

@@ -142,8 +142,8 @@ def project_pipeline(
             own backward passes have ended, else after those of all stages.
         gpus: a multiple of the stages that leaves no host partly empty.
     """
-    _, hosts, local = shape_of(gpus, cluster.gpus_per_host)
-    wires = _Wires(cluster, [local] * hosts, pipeline)
+    shape = shape_of(gpus, cluster.gpus_per_host)
+    wires = _Wires(cluster, shape, pipeline)
     stages = pipeline.stages
     compute_s, elements = stages_of(workload, pipeline)
     units = workload.parts[1].gradients[1]
@@ -172,7 +172,7 @@ def project_pipeline(
         schedule=pipeline.schedule,
         stages=stages,
         gpus=gpus,
-        hosts=hosts,
+        hosts=shape.hosts,
         step_s=step,
         compute_s=busy_s[last],
         waiting_s=ends - busy_s[last],
@@ -188,11 +188,10 @@ def project_pipeline(
 class _Wires:
     """Links between the ranks of a placement."""
 
-    def __init__(self, cluster: Cluster, slots: Sequence[int], pipeline: Pipeline) -> None:
+    def __init__(self, cluster: Cluster, shape: Shape, pipeline: Pipeline) -> None:
         self._cluster = cluster
-        host_of = [host for host, count in enumerate(slots) for _ in range(count)]
-        groups = replica_groups(slots, pipeline.stages, pipeline.placement)
-        self._replicas = [[host_of[rank] for rank in ranks] for ranks in groups]  # hosts of the stages
+        groups = replica_groups([shape.local] * shape.hosts, pipeline.stages, pipeline.placement)
+        self._replicas = [[rank // shape.local for rank in ranks] for ranks in groups]  # hosts of the stages
 
     def transfer_s(self, one: int, other: int, nbytes: float) -> float:
         """So many bytes between two stages, in the slowest replica."""

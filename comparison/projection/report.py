@@ -109,7 +109,23 @@ def report_of(plan: Plan, crossings: crossover.Crossings) -> Report:
         "schema": SCHEMA,
         "model": plan.model,
         "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
-        "workload": _workload(plan),
+        "workload": {
+            "parameters": work.elements,
+            "gradient_bytes": work.total_bytes,
+            "gradient_dtype": plan.gradient_dtype,
+            "compute_dtype": work.dtype,
+            "parts": [
+                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
+                for part in work.parts
+            ],
+            "compute_s": work.compute_s,
+            "compute_source": work.source,
+            "optimizer_s": work.optimizer_s,
+            "sequences": work.sequences,
+            "length": work.length,
+            "accumulate": work.accumulate,
+            "overlap": work.overlap,
+        },
         "projections": [each for found in by_strategy.values() for each in found],
         "validation_error": {"predicted": errors[True], "without_overlap": errors[False]},
         "validation": [_as_object(point) for point in points],
@@ -148,26 +164,6 @@ def _caption(plan: Plan, errors: Mapping[bool, ErrorRange]) -> str:
         f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
         " strategy to the highest."
     )
-
-
-def _workload(plan: Plan) -> dict[str, Any]:
-    work = plan.workload
-    return {
-        "parameters": work.elements,
-        "gradient_bytes": work.total_bytes,
-        "gradient_dtype": plan.gradient_dtype,
-        "compute_dtype": work.dtype,
-        "parts": [
-            {"name": part.name, "elements": part.elements, "forward_flops": part.flops} for part in work.parts
-        ],
-        "compute_s": work.compute_s,
-        "compute_source": work.source,
-        "optimizer_s": work.optimizer_s,
-        "sequences": work.sequences,
-        "length": work.length,
-        "accumulate": work.accumulate,
-        "overlap": work.overlap,
-    }
 
 
 def _parameters(plan: Plan) -> Table:

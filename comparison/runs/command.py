@@ -65,22 +65,20 @@ def compare_runs(options: RunsOptions) -> int:
     Raises:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
+        OSError: a file cannot be written.
     """
-    try:
-        with Store(options.output, options.dry_run) as store:
-            training = plan_training(options, store.folder)
-            names = ("backends", "workers", "dtypes", "batch_sizes", "seed")
-            plan = {f"--{name}": options.given[name] for name in names}
-            plan.update({"--profiles": options.profiles, **training.facts, **training.identity})
-            store.agree_on(what_counts(plan, options.cluster), options.repeats)
-            # A profile of each setting first, which shows early what does not run at all; the others between
-            # the repeats, so that one slow minute does not meet two profiles of a setting.
-            counts = {PROFILED: options.profiles, TIMED: options.repeats}
-            works = turns_of(options.settings, counts, options.seed)
-            runs = Runs(options, training, store, works)
-            return runs.dry_run() if options.dry_run else runs.run(store.directory)
-    except OSError as error:  # a full disk, a file system that has gone
-        raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
+    with Store(options.output, options.dry_run) as store:
+        training = plan_training(options, store.folder)
+        names = ("backends", "workers", "dtypes", "batch_sizes", "seed")
+        plan = {f"--{name}": options.given[name] for name in names}
+        plan.update({"--profiles": options.profiles, **training.facts, **training.identity})
+        store.agree_on(what_counts(plan, options.cluster), options.repeats)
+        # A profile of each setting first, which shows early what does not run at all; the others between
+        # the repeats, so that one slow minute does not meet two profiles of a setting.
+        counts = {PROFILED: options.profiles, TIMED: options.repeats}
+        works = turns_of(options.settings, counts, options.seed)
+        runs = Runs(options, training, store, works)
+        return runs.dry_run() if options.dry_run else runs.run(store.directory)
 
 
 class Runs(Campaign):
@@ -111,8 +109,8 @@ class Runs(Campaign):
         which = "profile" if work.kind == PROFILED else "repeat"
         return f"{work.setting.name} {which} {work.repeat + 1}"
 
-    def command(self, work: Turn, folder: Path) -> Sequence[str]:
-        directory = folder / self.folder_of(work)
+    def command(self, work: Turn) -> Sequence[str]:
+        directory = self.store.folder / self.folder_of(work)
         directory.mkdir(parents=True, exist_ok=True)
         backend = self.options.backends[work.setting.backend]
         words = launch_words(backend, work.setting.workers, self.options.cluster, directory)
@@ -155,11 +153,15 @@ class Runs(Campaign):
     def measure(self, work: Turn, directory: Path) -> Record:
         options, training = self.options, self.training
         backend = options.backends[work.setting.backend]
-        command = self.command(work, self.store.folder)
-        variables = environment(backend, cluster=options.cluster)
+        command = self.command(work)
+        variables = environment(backend, options.cluster)
         launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
-        keep_outcome(directory, steps.total)
+        # What stays of the checkpoints: the metrics, and the last manifest, with the parameters' checksum.
+        for name in (METRICS, manifest_name(steps.total)):
+            if (directory / _CKPT / name).exists():
+                os.replace(directory / _CKPT / name, directory / name)
+        shutil.rmtree(directory / _CKPT, ignore_errors=True)
         return read_run(work, steps, launched, directory, command)
 
     def said(self, record: Record) -> Said:
@@ -185,7 +187,7 @@ class Runs(Campaign):
             **self.training.facts,
             "gpus": options.gpus,
             "hosts": options.cluster and options.cluster.lines,
-            "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
+            "fused": environment(BACKENDS["hvd_mpi"], options.cluster).get(FUSION, "0") != "0",
             "price_per_hour": options.price_per_hour,
             "gpus_per_instance": options.gpus_per_instance,
         }
@@ -313,12 +315,3 @@ def identity(words: Sequence[str], paths: Sequence[str], folder: Path) -> dict[s
                 state = sha256_of(name) if name.startswith(prefix) else stat.st_mtime_ns
                 files.append([name.removeprefix(prefix), stat.st_size, state])
     return {"script options": [word.removeprefix(prefix) for word in words], "data": files}
-
-
-def keep_outcome(directory: Path, step: int) -> None:
-    """Keeps the metrics of the checkpoint directory and the manifest of the last checkpoint, that of `step`:
-    it has the checksum of the parameters."""
-    for name in (METRICS, manifest_name(step)):
-        if (directory / _CKPT / name).exists():
-            os.replace(directory / _CKPT / name, directory / name)
-    shutil.rmtree(directory / _CKPT, ignore_errors=True)

@@ -34,8 +34,8 @@ def report_of(
     Args:
         facts: JSON-able. machine (of `base.machine.describe`), versions, options, model, vocab_size,
             max_seq_length, use_avg_len, accumulate, num_steps, warmup_steps, log_interval, confidence,
-            price_per_hour (or None), gpus_per_instance (or None), command; optionally hosts (lines of a host
-            file) and titles (backend -> name, for backends that are not in `comparison.backends`).
+            price_per_hour (or None), gpus_per_instance (or None), command, titles (key of a backend -> its
+            name for people); optionally hosts (lines of a host file).
         records: of the launches so far; settings may have none.
         planned: the settings in the order of the tables.
         repeats: timed launches planned for each.

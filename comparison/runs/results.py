@@ -13,7 +13,6 @@ from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
 from comparison.backends import RINGS, Cluster
-from comparison.report import title_of
 from comparison.runs import agreement
 from comparison.runs.record import PROFILED, RATES, TIMED, Record
 from comparison.settings import Group, Setting
@@ -264,7 +263,7 @@ class Results:
         return "tokens" if self.facts["use_avg_len"] else "sequences"
 
     def title(self, backend: str) -> str:
-        return title_of(backend, self.facts)
+        return str(self.facts["titles"][backend])
 
     def words(self, group: Group) -> str:
         workers = f"{group.workers} worker{'s' if group.workers > 1 else ''}"

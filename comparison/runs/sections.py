@@ -101,8 +101,7 @@ def pairs(results: Results) -> Table | None:
         cells += [results.title(each.second), ratio, p, str(each.repeats)]
         ran = {name: results.of(Setting(name, *each.group)) for name in (each.first, each.second)}
         found = {name: own.figures.samples for name, own in ran.items() if own.figures}
-        titles = {name: results.title(name) for name in found}
-        rows.append(judged(cells, each, found, titles, results.words(each.group)))
+        rows.append(judged(cells, each, found, results.facts["titles"], results.words(each.group)))
     head = ["workers", "dtype", f"{results.unit} a worker"]
     head += ["A", "B", "B's time / A's", "p", "repeats", "verdict"]
     confidence = 100 * results.facts["confidence"]

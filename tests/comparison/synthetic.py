@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any, Sequence
 
+from comparison.backends import BACKENDS
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, all_settings
 from training.profiling.breakdown import EXPOSED, PARTS
@@ -15,7 +16,8 @@ STEPS, WARM_UP, LOG = 60, 20, 10
 TOKENS, PADDED, SEQUENCES = 950, 1000, 40  # a step and a worker
 
 FACTS: dict[str, Any] = {
-    "machine": {"cpu": "Example CPU", "cores": 2, "commit": "abc1234", "isa": ["avx2", "fma"]},
+    "machine": {"cpu": "Example CPU", "cores": 2, "commit": "abc1234", "isa": ["avx2", "fma"],
+                "memory_gib": 8, "system": "Linux", "python": "3.11", "date": "2026-01-01 00:00 UTC"},
     "versions": {"mxnet": "1.9.1", "horovod": "0.28.1"},
     "options": {"backends": ["hvd_mpi", "byteps"]},
     "model": "bert_2_128_2",
@@ -30,7 +32,8 @@ FACTS: dict[str, Any] = {
     "price_per_hour": None,
     "gpus_per_instance": None,
     "command": ["python", "compare.py", "--output", "runs/a directory"],
-}
+    "titles": {key: backend.title for key, backend in BACKENDS.items()},
+}  # fmt: skip
 
 
 SHA256 = "0123456789abcdef" * 4  # of the parameters that every right launch saves

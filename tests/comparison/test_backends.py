@@ -59,10 +59,11 @@ def test_slots_that_cannot_be_shared_out(tmp_path, key, workers):
         words(key, workers, CLUSTER, tmp_path)
 
 
-def test_all_backends_get_the_same_variables_on_a_cluster():
-    found = [environment(backend, {"PATH": "/bin"}, CLUSTER) for backend in BACKENDS.values()]
+def test_all_backends_get_the_same_variables_on_a_cluster(monkeypatch):
+    monkeypatch.setenv("PATH", "/bin")
+    found = [environment(backend, CLUSTER) for backend in BACKENDS.values()]
     assert all(each == found[0] for each in found)
     assert found[0]["MXNET_GPU_MEM_POOL_TYPE"] == "Round" and found[0]["PATH"] == "/bin"
-    assert "MXNET_GPU_MEM_POOL_TYPE" not in environment(BACKENDS["hvd_gloo"], {})
-    own = environment(BACKENDS["hvd_mpi"], {"MXNET_GPU_MEM_POOL_TYPE": "Naive"}, CLUSTER)
-    assert own["MXNET_GPU_MEM_POOL_TYPE"] == "Naive"
+    assert "MXNET_GPU_MEM_POOL_TYPE" not in environment(BACKENDS["hvd_gloo"])
+    monkeypatch.setenv("MXNET_GPU_MEM_POOL_TYPE", "Naive")
+    assert environment(BACKENDS["hvd_mpi"], CLUSTER)["MXNET_GPU_MEM_POOL_TYPE"] == "Naive"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +13,7 @@ from base.errors import InputError
 from comparison.backends import Cluster
 from comparison.campaign import Store, versions, what_counts
 from comparison.runs.command import Runs
-from comparison.runs.record import PROFILED, TIMED, Interval, Record
+from comparison.runs.record import PROFILED, TIMED, Record
 from comparison.settings import Setting, Turn
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
@@ -27,42 +25,8 @@ PLAN = {
 }
 
 
-def record(**changes: object) -> Record:
-    interval = Interval(10, 0.1, 900.0, 1000.0, 30.0, 9.0, 0.7)
-    return Record(**{"setting": SETTING, "kind": TIMED, "repeat": 0, "intervals": (interval,), **changes})
-
-
-def runs(store: Store, *works: Turn, retry_failed: bool = False) -> Runs:
-    return Runs(SimpleNamespace(retry_failed=retry_failed, repeats=5), None, store, works)
-
-
-def folder(store: Store) -> Path:
-    """Of a launch that has begun."""
-    made = store.directory / runs(store).folder_of(WORK)
-    made.mkdir(parents=True)
-    return made
-
-
-def test_records_come_back(tmp_path, monkeypatch):
-    works = [WORK, Turn(SETTING, 0, PROFILED), Turn(SETTING, 1, TIMED)]
-    with Store(str(tmp_path / "out")) as store:
-        store.agree_on(PLAN, 5)
-        assert runs(store, *works).made == {}
-        made = folder(store)
-        (made / "metrics.jsonl").write_text("{}")
-        assert runs(store, *works).made == {}, "a half-done launch does not count"
-        left = []  # it is cleared away
-        monkeypatch.setattr(
-            Runs, "measure", lambda *words: left.extend(words[-1].iterdir()) or record(seconds=3.5)
-        )
-        runs(store, *works).launch(WORK)
-        assert left == []
-    with Store(str(tmp_path / "out")) as store:
-        assert runs(store, *works).made == {WORK: record(seconds=3.5)}
-        failing = replace(record(), failure="no such luck")
-        store.save(f"{made.relative_to(store.directory)}/record.json", failing)
-        assert runs(store, *works).made == {WORK: failing}
-        assert runs(store, *works, retry_failed=True).made == {}
+def runs(store: Store, *works: Turn) -> Runs:
+    return Runs(SimpleNamespace(retry_failed=False, repeats=5), None, store, works)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +59,9 @@ def test_a_directory_that_holds_another_report_is_left_alone(tmp_path):
 @pytest.mark.parametrize("text", ["{", "{}", '{"setting": 1}', "[]"])
 def test_damaged_records_are_named(tmp_path, text):
     with Store(str(tmp_path)) as store:
-        (folder(store) / "record.json").write_text(text)
+        path = store.directory / runs(store).record_of(WORK)
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
         with pytest.raises(InputError, match="record.json is damaged"):
             runs(store, WORK)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
+import compare
 from base.errors import InputError
 from comparison import options as options_module
 from comparison.backends import BACKENDS, count_gpus
 from comparison.options import Options, parse_options
-from tests.processes import ROOT, run_command
+from tests.processes import ROOT, executable, run_command
 
 
 def parse(text: str) -> Options:
@@ -106,6 +109,17 @@ def test_one_line_and_exit_code_2(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_output_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    def fail(error: OSError) -> None:
+        monkeypatch.setattr(compare, "project", mock.Mock(side_effect=error))
+        compare.main(["--project", "--output", str(tmp_path)])
+
+    with pytest.raises(InputError, match=f"^--output {tmp_path}: {tmp_path}/x.md: No space left on device$"):
+        fail(OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/x.md"))
+    with pytest.raises(BrokenPipeError):
+        fail(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+
+
 def test_gpus_are_counted_only_where_there_is_a_driver(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == 0
@@ -113,8 +127,7 @@ def test_gpus_are_counted_only_where_there_is_a_driver(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda words, **_: asked.append(words) or answer)
     answer = subprocess.CompletedProcess([], 0, "a warning of MXNet's\nGPUs 4\n", "")
     assert count_gpus() == 0 and asked == []
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    executable(tmp_path / "nvidia-smi", "#!/bin/sh\n")
     assert count_gpus() == 4 and asked[0][0] == sys.executable
     answer = subprocess.CompletedProcess([], 1, "", "no module mxnet")
     assert count_gpus() == 0

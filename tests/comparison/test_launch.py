@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from base.processes import running
 from comparison.launch import MARKER, launch, marked, role_of
-from tests.processes import LIMIT, until, wait_for_file
+from tests.processes import LIMIT, is_alive, until, wait_for_file
 
 # A grandchild that leaves the session and ignores SIGTERM, as a daemon may.
 DAEMON = """
@@ -42,15 +41,11 @@ def start(directory: Path, code: str, *words: object, limit_s: float = LIMIT, **
     return launch(argv, {**os.environ, **variables}, directory / "log", limit_s, script)
 
 
-def alive(pid: int) -> bool:
-    return pid in {each.pid for each in running()}
-
-
 def test_return_code_output_and_a_daemon_that_is_left(tmp_path):
     ended = start(tmp_path, DAEMON, tmp_path / "pid", 0)
     assert ended.returncode == 3 and not ended.timed_out
     assert "started" in (tmp_path / "log").read_text()
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_what_other_programs_compute_meanwhile_is_not_taken_for_its_own(tmp_path):
@@ -77,7 +72,7 @@ def test_the_time_limit_ends_everything(tmp_path):
         assert limit_s <= ended.seconds < 600
         if "started" in (tmp_path / "log").read_text():  # else the machine was busy
             break
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_death_by_a_signal(tmp_path):
@@ -95,7 +90,7 @@ def test_an_interrupt_ends_everything_and_is_passed_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, DAEMON, tmp_path / "pid", 600)
     thread.join()
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_nothing_survives_when_the_comparison_is_killed(tmp_path):
@@ -114,7 +109,7 @@ launch([sys.executable, {str(code)!r}, {str(tmp_path / "pid")!r}, "600"], dict(o
     wait_for_file(tmp_path / "log", "started")
     process.kill()
     process.wait()
-    until(lambda: not alive(int((tmp_path / "pid").read_text())))
+    until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
 
 
 ROLES = """

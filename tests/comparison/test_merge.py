@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from base import machine
 from base.errors import InputError
 from compare import main
 from comparison.backends import BACKENDS
@@ -25,14 +24,13 @@ from comparison.settings import Setting, all_settings
 from tests.comparison import synthetic
 from tests.comparison.emulation.test_emulation import launch_of
 from tests.comparison.messages.test_report import launch as sent
-from tests.processes import ROOT
 
 MPI, BYTEPS = (Setting(name, 2, "float32", 512) for name in ("hvd_mpi", "byteps"))
 OPTIONS = {"repeats": 5, "output": "runs/x", "dry_run": False}
 
 
 def facts_of(commit="abc1234", **changes):
-    where = {**synthetic.FACTS["machine"], "commit": commit, "date": "2026-01-01 00:00 UTC"}
+    where = {**synthetic.FACTS["machine"], "commit": commit}
     return {**synthetic.FACTS, "machine": where, "options": {**OPTIONS}, **changes}
 
 
@@ -41,18 +39,22 @@ def times(base, repeats=5, spread=0.01):
     return [base * math.exp(spread * (each - (repeats - 1) / 2)) for each in range(repeats)]
 
 
+def saved(folder, report):
+    """The folder's name; it has the report's JSON and no pictures."""
+    folder.mkdir(parents=True)
+    write_text(folder / f"{report.name}.json", as_json(report.content))
+    return str(folder)
+
+
 def runs(folder, samples, failures=(), complete=True, others=0.0, **facts):
     """The report of training runs in `folder`. `samples`: seconds of each launch by setting."""
-    folder.mkdir(parents=True)
     records = [
         synthetic.record(setting, repeat, seconds, others=others)
         for setting, values in samples.items()
         for repeat, seconds in enumerate(values)
     ]
     records += [synthetic.failed(setting, 0, "exit code 3: no such luck") for setting in failures]
-    report, _ = report_of(facts_of(**facts), records, [*samples, *failures], 5, complete)
-    write_text(folder / "report.json", as_json(report.content))  # without the pictures
-    return str(folder)
+    return saved(folder, report_of(facts_of(**facts), records, [*samples, *failures], 5, complete)[0])
 
 
 def merged(output, *words):
@@ -128,7 +130,6 @@ def test_a_setting_that_fails_where_it_did_not_is_a_regression(tmp_path):
 
 
 def messages(folder, factor):
-    folder.mkdir()
     cells, sizes = [Cell("hvd_mpi", 2), Cell("byteps", 2)], parse_messages(["64KB", "1MB"], "float32")
     launches = [
         sent(cell, repeat, {each.name: factor * (1e-3 + 1e-5 * repeat) for each in sizes})
@@ -136,20 +137,15 @@ def messages(folder, factor):
         for repeat in range(5)
     ]
     launches[-1]["wrong"] = {"1MB": "rank 1, round 0"}
-    facts = facts_of(titles={"hvd_mpi": "Horovod, MPI", "byteps": "BytePS"}, dtype="float32", repeats=5)
-    facts["machine"] = {**machine.describe(ROOT), "date": "today"}
-    messages_report(facts, cells, sizes, launches, {}, True).write(folder)
-    return str(folder)
+    facts = facts_of(dtype="float32", repeats=5)
+    return saved(folder, messages_report(facts, cells, sizes, launches, {}, True))
 
 
 def emulated(folder, factor):
-    folder.mkdir()
     setting = EmulatedSetting("byteps", "separate:n", Group(2, 25.0, "1MB", "float16", 1, "none"))
     launches = [launch_of(setting, repeat, factor * (0.02 + 1e-4 * repeat)) for repeat in range(5)]
-    facts = facts_of(titles={"byteps": "BytePS"}, scale=Scale(100, 10), repeats=5, launches=5)
-    facts.update(cluster={"title": "p3dn"}, machine={**machine.describe(ROOT), "date": "today"})
-    emulation.report_of(facts, {setting: None}, launches, True).write(folder)
-    return str(folder)
+    facts = facts_of(scale=Scale(100, 10), repeats=5, launches=5, cluster={"title": "p3dn"})
+    return saved(folder, emulation.report_of(facts, {setting: None}, launches, True))
 
 
 def test_messages_over_each_other(tmp_path):

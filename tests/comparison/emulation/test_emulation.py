@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from base import machine
 from base.errors import InputError
 from base.processes import running
 from comparison.backends import BACKENDS
@@ -256,9 +255,7 @@ def launch_of(setting, repeat, step_s, trouble=None):
 
 
 def facts_of(scale, repeats):
-    own = {"machine": machine.describe(ROOT), "titles": {key: each.title for key, each in BACKENDS.items()}}
-    own.update(repeats=repeats, cluster=vars(P3DN), scale=scale, launches=15)
-    return {**FACTS, **own}
+    return {**FACTS, "repeats": repeats, "cluster": vars(P3DN), "scale": scale, "launches": 15}
 
 
 def test_report(tmp_path):

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from comparison.messages.rank import PERIOD, KnownValues, stretch
+from comparison.messages.rank import PERIOD, KnownValues
 
 CASES = [(dtype, ranks) for dtype in ("float32", "float16") for ranks in (2, 3, 4, 7, 8, 64)]
 
@@ -83,11 +83,3 @@ def test_one_element_is_noticed():
 def test_more_ranks_than_values_can_tell_apart():
     with pytest.raises(ValueError, match="5000 ranks"):
         KnownValues("float16", 5000, 0)
-
-
-def test_a_stretch_begins_anywhere():
-    period = np.arange(PERIOD)
-    long = stretch(period, 10_000)
-    for offset in (0, 1, PERIOD - 1):
-        expected = (np.arange(10_000) + offset) % PERIOD
-        assert (long[offset : offset + 10_000] == expected).all()

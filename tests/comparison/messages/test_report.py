@@ -10,21 +10,11 @@ import pytest
 from base.tables import terminal
 from comparison.messages.plan import Cell, parse_messages
 from comparison.messages.report import Place, bus_bandwidth, evaluate, report_of, tables_of
+from tests.comparison import synthetic
 from tests.pages import samples_behind
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
-TITLES = {"hvd_mpi": "Horovod, MPI", "hvd_gloo": "Horovod, Gloo", "byteps": "BytePS"}
-FACTS = {
-    "machine": {"cpu": "Chip 9", "cores": 2, "isa": [], "memory_gib": 8, "system": "Linux", "python": "3.11",
-                "date": "now", "commit": ""},
-    "versions": {"mxnet": "1.9.1"},
-    "titles": TITLES,
-    "command": ["python", "compare.py", "--comm_only"],
-    "dtype": "float32",
-    "repeats": 6,
-    "confidence": 0.95,
-    "options": {},
-}  # fmt: skip
+FACTS = {**synthetic.FACTS, "dtype": "float32", "repeats": 6}
 # A slow minute in the third repeat, for everybody.
 DRIFT = (1.0, 1.1, 3.0, 1.05, 0.95, 1.0)
 JITTER = (
@@ -44,7 +34,8 @@ def launch(cell, repeat, seconds, **others):
         }
         for name, value in seconds.items()
     }
-    attempts = [{"command": [], "returncode": 0, "seconds": 5.0, "peak_bytes": {"worker": 10**9}}]
+    attempt = {"command": [], "returncode": 0, "seconds": 5.0, "peak_bytes": {"worker": 10**9}}
+    attempts = [{**attempt, "others": 0.0, "start_up_s": None, "agreement_s": None}]
     return {
         **cell._asdict(), "repeat": repeat, "results": results, "wrong": {}, "failures": {}, "notes": [],
         "attempts": attempts, **others,
@@ -116,7 +107,7 @@ def test_verdicts_meet_the_drift_within_the_repeat():
     for message in MESSAGES:
         assert found[message.name, "hvd_mpi", "byteps"].faster == "hvd_mpi"
         assert found[message.name, "hvd_mpi", "hvd_gloo"].verdict == "equal within 5%"
-    text = terminal(*tables_of(MESSAGES, outcome, TITLES))
+    text = terminal(*tables_of(MESSAGES, outcome, FACTS["titles"]))
     assert text.count("Horovod, MPI is faster") == 3 and text.count("equal within 5%") == 3
     few = evaluate(cells, MESSAGES, launches_of({"hvd_mpi": 1.0, "hvd_gloo": 1, "byteps": 2}, 4), {}, 0.95)
     assert {pair.verdict for pair in few.pairs} == {"too few repeats"}
@@ -164,18 +155,18 @@ def test_files_hold_everything(tmp_path):
     launches[5]["attempts"] = [{**launches[5]["attempts"][0], "others": share} for share in (0.03, 0.78)]
     shown(tmp_path, cells, MESSAGES, launches, {}, True)
     written = json.loads((tmp_path / "messages.json").read_text())
-    assert written["complete"] and written["machine"]["cpu"] == "Chip 9" and len(written["launches"]) == 12
+    assert written["complete"] and written["machine"] == FACTS["machine"] and len(written["launches"]) == 12
     assert written["launches"][0]["results"]["64KB"]["ranks_s"][1][2] == pytest.approx(3e-3)
     row = next(row for row in written["figures"] if (row["backend"], row["message"]) == ("byteps", "1MB"))
     expected = statistics.median(1.3e-3 * a * b for a, b in zip(DRIFT, JITTER[1]))
     assert row["latency_s"]["median"] == pytest.approx(expected)
     assert row["algorithm_bytes_per_s"] == pytest.approx(2**20 / expected)
     text = (tmp_path / "messages.md").read_text()
-    mark = "1 of 1 launches on a busy machine"
+    mark = "1 of 12 launches on a busy machine"
     assert written["busy"] == mark and text.splitlines()[2].startswith("MEASURED ON A BUSY MACHINE. While ")
     assert f"2 ranks ({mark})" in text and "at most 78%" in text
     assert "slower at 64KB, 1MB, 10x64KB." in text and "Holm" in text and "| 10x64KB | BytePS |" in text
-    assert "Partial" not in text and "python compare.py --comm_only" in text
+    assert "Partial" not in text and "python compare.py --output" in text
     assert (tmp_path / "messages.png").read_bytes().startswith(b"\x89PNG")
     behind = samples_behind((tmp_path / "messages.html").read_text())
     assert [verdict for verdict, _ in behind] == ["Horovod, MPI is faster"] * 3

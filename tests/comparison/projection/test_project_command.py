@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,9 @@ from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
 from comparison.projection.workload import bert_parts, read_measured
 from comparison.report import Report, plain
-from comparison.runs.record import PROFILED, TIMED, Interval, Record
+from comparison.runs.record import Record
 from comparison.settings import Setting
+from tests.comparison.synthetic import PADDED, SEQUENCES, profiled, record
 from tests.processes import ROOT
 
 
@@ -188,7 +188,7 @@ def test_the_documented_commands(tmp_path):
     text = (ROOT / "docs" / "projection.md").read_text("utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     commands = [shlex.split(line) for block in blocks for line in block.strip().split("\n")]
-    measured, found = report(tmp_path, [record(TIMED, 0, 0.08)]), []
+    measured, found = report(tmp_path, [record(ALONE)]), []
     for command in commands:
         assert command[:3] == [".venv/bin/python", "compare.py", "--project"]
         words = [measured if word == "runs/comparison/report.json" else word for word in command[2:]]
@@ -243,11 +243,8 @@ def test_an_output_that_is_a_file_stays_as_it_is(tmp_path):
     assert path.read_text() == "mine"
 
 
-def record(kind: str, repeat: int, step_s: float, workers: int = 1, batch: int = 512, **changes) -> Record:
-    rates = (step_s, 400 / step_s, 480 / step_s, 20 / step_s)
-    line = [Interval(number, *rates, 7.0, 0.7) for number in range(3)]
-    setting = Setting("hvd_mpi", workers, "float32", batch)
-    return Record(setting, kind, repeat, intervals=tuple(line), **changes)
+ALONE = Setting("hvd_mpi", 1, "float32", 512)
+TWO = ALONE._replace(workers=2)
 
 
 def report(tmp_path: Path, records: list[Record], **facts) -> str:
@@ -262,11 +259,11 @@ def test_a_measured_step(tmp_path):
     path = report(
         tmp_path,
         [
-            *(record(TIMED, repeat, step_s) for repeat, step_s in enumerate((0.07, 0.08, 0.5))),
-            record(TIMED, 0, 0.04, batch=256),  # a smaller batch
-            record(TIMED, 0, 0.3, workers=2),  # communicates
-            record(TIMED, 3, 0.001, failure="exit code 1"),
-            record(PROFILED, 0, 0.2, breakdown=breakdown),
+            *(record(ALONE, repeat, step_s) for repeat, step_s in enumerate((0.07, 0.08, 0.5))),
+            record(ALONE._replace(batch_size=256), 0, 0.04),  # a smaller batch
+            record(TWO, 0, 0.3),  # communicates
+            record(ALONE, 3, 0.001, failure="exit code 1"),
+            profiled(ALONE, breakdown=breakdown),
         ],
     )
     bert, step = read_measured(path)
@@ -274,8 +271,8 @@ def test_a_measured_step(tmp_path):
     assert step.parts == bert_parts(bert, vocab_size=4096)
     assert step.optimizer_s == pytest.approx(0.02)
     assert step.compute_s == pytest.approx(0.03)  # (0.08 - 0.02) / 2 passes
-    assert step.sequences == pytest.approx(10)  # 20 a step in 2 passes
-    assert step.length == pytest.approx(24)  # 480 tokens with padding in 20 sequences
+    assert step.sequences == pytest.approx(SEQUENCES / 2)  # of a pass
+    assert step.length == pytest.approx(PADDED / SEQUENCES)
     made = plan("--measured", path, "--gpus_per_host", "1", "--inter_gbps", "1")
     assert made.workload.gradient_bytes == 4
     half = plan("--measured", path, "--gradient_dtype", "float16")
@@ -288,7 +285,7 @@ def test_a_measured_step(tmp_path):
 
 
 def test_a_measured_step_without_a_profile_is_all_compute(tmp_path):
-    _, found = read_measured(report(tmp_path, [record(TIMED, 0, 0.08)], accumulate=None))
+    _, found = read_measured(report(tmp_path, [record(ALONE, 0, 0.08)], accumulate=None))
     assert (found.optimizer_s, found.accumulate) == (0.0, 1)
     assert found.compute_s == pytest.approx(0.08)
 
@@ -312,10 +309,10 @@ def test_what_is_no_report_is_rejected(tmp_path, content, message):
 
 def test_a_report_without_a_single_worker_is_rejected(tmp_path):
     with pytest.raises(InputError, match="no finished launch of one worker"):
-        read_measured(report(tmp_path, [record(TIMED, 0, 0.3, workers=2)]))
+        read_measured(report(tmp_path, [record(TWO)]))
     for step_s, message in ((0.0, "no time or no sequences"), (None, "not the report"), ("1", "not the rep")):
-        lines = tuple(each._replace(step_s=step_s) for each in record(TIMED, 0, 0.3).intervals)
+        lines = tuple(each._replace(step_s=step_s) for each in record(ALONE).intervals)
         with pytest.raises(InputError, match=message):
-            read_measured(report(tmp_path, [replace(record(TIMED, 0, 0.3), intervals=lines)]))
+            read_measured(report(tmp_path, [record(ALONE, intervals=lines)]))
     with pytest.raises(InputError, match="no time or no sequences"):
-        read_measured(report(tmp_path, [record(TIMED, 0, 0.3)], accumulate=-1))
+        read_measured(report(tmp_path, [record(ALONE)], accumulate=-1))

@@ -44,9 +44,7 @@ class Faulty(DelegatingCommunicator):
 
 def compare() -> int:
     script = Path(__file__).resolve()
-    faulty = {
-        key: Backend(key, f"faulty: {key}", script, MPIRUN, {"FAULT": each}) for key, each in FAULTS.items()
-    }
+    faulty = {key: Backend(f"faulty: {key}", script, MPIRUN, {"FAULT": each}) for key, each in FAULTS.items()}
     return main(sys.argv[1:], {**BACKENDS, **faulty})
 
 

@@ -48,7 +48,7 @@ def test_a_wrong_backend_is_wrong_and_not_fast(judged):
     assert judged[1].returncode == 1, judged[1].describe()
     results = {each["setting"]["backend"]: each for each in report_of(judged[0])["results"]}
     assert {name: each["kind"] for name, each in results.items()} == {
-        "hvd_mpi": "ok",
+        "hvd_mpi": "ok",  # with two workers: the same bits
         "byteps": "ok",
         "alone": "failed",  # its ranks find out themselves, before they save
         "sum": "wrong",
@@ -84,13 +84,6 @@ def figures_of(record: dict, *names: str) -> list[list]:
     return [[each[name] for name in names] for each in record["warm_up"] + record["intervals"]]
 
 
-def test_right_backends_compute_the_same_bits(judged):
-    first, second = (records_of(judged[0])[f"{name}-2x-float32-4/1"] for name in ("hvd_mpi", "byteps"))
-    names = ("step", "mlm_loss", "nsp_loss", "grad_norm", "lr")
-    assert figures_of(first, *names) == figures_of(second, *names)
-    assert first["params_sha256"] == second["params_sha256"] and len(first["params_sha256"]) == 64
-
-
 def test_a_backend_that_sums_instead_of_averaging_is_wrong(judged):
     """Losses and learning rates are equal to the last digit: clipping divides by the norm, whatever it is."""
     output, _ = judged
@@ -107,14 +100,6 @@ def test_a_backend_that_sums_instead_of_averaging_is_wrong(judged):
     assert results["sum"]["reason"].startswith(start), results["sum"]["reason"]
     found, expected = results["sum"]["reason"][len(start) : -1].split(" instead of ")
     assert (float(found), float(expected)) == pytest.approx((2 * norm, norm), rel=1e-3)
-    text = (output / "report.md").read_text("utf-8")
-    assert "faulty: sum (2 workers, float32, 4 sequences: gradient norms differ)" in text
-    (row,) = (
-        line
-        for line in text.split("### Start-up and memory")[1].split("###")[0].splitlines()
-        if "faulty: sum" in line
-    )
-    assert "gradient norms differ" in row and "losses differ" not in row
 
 
 def test_running_out_of_memory_is_a_result(tmp_path):
@@ -128,24 +113,12 @@ def test_running_out_of_memory_is_a_result(tmp_path):
     assert "out of memory" in result.stdout
 
 
-def write_text(directory: Path) -> list[str]:
-    """A small corpus and its vocabulary, as options."""
-    words = ["tree", "river", "stone", "cloud", "bread", "light", "wind", "field", "house", "road"]
-    sentences = [" ".join(words[(i * j) % 10] for j in range(1, 9)) for i in range(1, 60)]
-    documents = ["\n".join(sentences[i : i + 6]) for i in range(0, 54, 6)]
-    (directory / "text.txt").write_text("\n\n".join(documents) + "\n", "utf-8")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    (directory / "vocab.txt").write_text("\n".join(special + words) + "\n", "utf-8")
-    names = ["--raw", "--data", directory / "text.txt", "--vocab", directory / "vocab.txt"]
-    return [*map(str, names), "--max_seq_length", "24"]
-
-
-def test_an_interrupted_comparison_goes_on(tmp_path):
+def test_an_interrupted_comparison_goes_on(tmp_path, corpus):
     """BytePS with a profile and a repeat: interrupted in the second launch, which alone is left to do."""
     output = tmp_path / "out"
-    axes = "--backends byteps --workers 2 --batch_sizes 4 --repeats 1 --profiles 1"
-    words = [*write_text(tmp_path), *axes.split()]
-    argv = command(ROOT / "compare.py", output, *words, data=())
+    words = "--backends byteps --workers 2 --batch_sizes 4 --repeats 1 --profiles 1 --max_seq_length 24 --raw"
+    data = ["--data", corpus.held_out, "--vocab", corpus.vocab]
+    argv = command(ROOT / "compare.py", output, *words.split(), *data, data=())
     with start_command(argv) as run:
         until(lambda: any(path.stat().st_size for path in output.glob("launches/*/1/run.log")), run)
         run.signal(signal.SIGINT)
@@ -165,7 +138,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert complete["complete"] and len(complete["launches"]) == 2
 
     profile = records_of(output)["byteps-2x-float32-4/profile-1"]
-    vocabulary, units = 15, 32
+    vocabulary, units = 1024, 32
     assert profile["exchanged_bytes"] > 4 * (vocabulary + 512 + 12 * units) * units  # all float32 gradients
     assert profile["exchanged_bytes"] < 1.5 * 4 * (vocabulary + 512 + 14 * units) * units
     communication = profile["breakdown"]["parts"]["communication, exposed"]

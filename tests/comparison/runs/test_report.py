@@ -296,7 +296,7 @@ def test_everything_failed(tmp_path):
 def test_backends_of_others_have_their_names(tmp_path):
     settings = [Setting(name, 2, "float32", 8) for name in ("hvd_mpi", "mine")]
     records = [record(setting, repeat) for setting in settings for repeat in range(5)]
-    facts = {**FACTS, "titles": {"mine": "My exchange"}, "use_avg_len": False}
+    facts = {**FACTS, "titles": {**FACTS["titles"], "mine": "My exchange"}, "use_avg_len": False}
     _, markdown, _ = written(tmp_path, records, settings, 5, facts=facts)
     assert "Equal within 5%: Horovod, MPI and My exchange." in markdown
     assert "sequences a worker" in markdown
