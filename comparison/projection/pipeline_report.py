@@ -89,7 +89,7 @@ def calibrate(reading: Reading) -> Calibration:
     """Both parameters from the two times of the smallest model, in turns until neither changes."""
     intra, inter = CASES[0].published
     found = Calibration(4e12, 25.0)
-    while True:
+    for _ in range(50):
         before = found
         for name, placement, wanted, low, high in (
             ("flops_s", INTER_FIRST, inter, 1e10, 1e15),
@@ -102,6 +102,7 @@ def calibrate(reading: Reading) -> Calibration:
             found = found._replace(**{name: high})
         if sum(abs(new / old - 1) for new, old in zip(found, before)) < 1e-9:
             return before
+    return found
 
 
 def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: Calibration) -> float:
