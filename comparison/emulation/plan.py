@@ -166,8 +166,8 @@ def servers_of(text: str, num_hosts: int) -> int:
         raise InputError(f"--server_sets {text}: {count} servers at --hosts {num_hosts}; give a whole number")
     if placement == MIXED and count > num_hosts:
         raise InputError(f"--server_sets {text}: BytePS mixes at most as many extra servers as workers")
-    if num_hosts + count > MOST_HOSTS:
-        raise InputError(f"--server_sets {text}: at most {MOST_HOSTS} hosts in all")
+    if max(count, num_hosts + (0 if placement == COLOCATED else count)) > MOST_HOSTS:
+        raise InputError(f"--server_sets {text}: at most {MOST_HOSTS} hosts in all, and as many servers")
     return int(count)
 
 

@@ -81,6 +81,7 @@ def test_settings_are_every_combination():
         (["--hosts", "2", "--server_sets", "separate:n/4"], "1/2 servers at --hosts 2; give a whole number"),
         (["--hosts", "2", "--server_sets", "mixed:3"], "at most as many extra servers as workers"),
         (["--hosts", "2", "--server_sets", "separate:63"], "at most 64 hosts in all"),
+        (["--hosts", "40", "--server_sets", "colocated:n", "colocated:2n"], "colocated:2n: at most 64 hosts"),
         (["--backends", "byteps_local"], "byteps_local: --emulate takes hvd_mpi, hvd_gloo, byteps"),
         (["--backends", "hvd_mpi", "--compressions", "topk"], "--compressions topk: need --backends byteps"),
         (["--model", "bert_12_768_12"], "--model: is not for --emulate"),
