@@ -218,12 +218,14 @@ class MergeOptions:
     )  # fmt: skip
 
 
-# What is made instead of the comparison of training runs, by its option: its own options, and its folder.
-_MODES: Mapping[str, tuple[type, str]] = {
-    "comm_only": (OfMessages, OUTPUT),
-    "project": (ProjectionOptions, "runs/projection"),
-    "emulate": (OfEmulation, "runs/emulation"),
-    "merge": (MergeOptions, "runs/merged"),
+_LAUNCHES = ("backends", "repeats", "seed", "time_limit", "retry_failed", "dry_run", "output", "confidence")
+# What is made instead of the comparison of training runs, by its option: its own options, its folder, and
+# those options of the comparison of training runs that it takes, too.
+_MODES: Mapping[str, tuple[type, str, tuple[str, ...]]] = {
+    "comm_only": (OfMessages, OUTPUT, (*_LAUNCHES, "workers", "hostfile")),
+    "project": (ProjectionOptions, "runs/projection", ("model", "max_seq_length", "accumulate", "output")),
+    "emulate": (OfEmulation, "runs/emulation", (*_LAUNCHES, "max_seq_length")),
+    "merge": (MergeOptions, "runs/merged", ("output", "confidence")),
 }
 # Of --project's own options; the axes of --emulate take the place of the others.
 _ALSO_EMULATED = (
@@ -251,8 +253,11 @@ def parse_options(
     modes = [name for name in _MODES if getattr(options, name)]
     if len(modes) > 1:
         raise InputError(f"{' and '.join(f'--{name}' for name in modes)} exclude each other")
-    for name, (table, _) in _MODES.items():
-        if name not in modes:
+    for name, (table, _, common) in _MODES.items():
+        if name in modes:
+            of_runs = options_in(Axes, Trained, Measurement, Output)
+            _reject(options, of_runs, f"is not for --{name}; leave it out", common)
+        else:
             but = _ALSO_EMULATED if options.emulate else ()
             _reject(options, options_in(table), f"is an option of --{name}", but)
     if options.confidence == 1:
@@ -264,11 +269,7 @@ def parse_options(
     if options.emulate:
         return _of_emulation(options, backends, command)
     if options.merge:
-        why = "is an option of comparisons, which are made before --merge"
-        _reject(options, options_in(Axes, Trained, Measurement), why)
         return taken(MergeOptions, options, command=command)
-    if options.project and options.dry_run:
-        raise InputError("--dry_run: --project launches nothing; leave it out")
     if options.project:
         return taken(ProjectionOptions, options)
     options.script_args = tuple(expand_options(script_args))
@@ -322,9 +323,6 @@ def _of_emulation(
     options: argparse.Namespace, backends: Mapping[str, Backend], command: tuple[str, ...]
 ) -> EmulationOptions:
     """Raises InputError for values that do not go together."""
-    table = {**options_in(Axes, Trained), "hostfile": options_in(Measurement)["hostfile"]}
-    other = "is not for --emulate, which has --hosts, --work, --gradient_dtypes"
-    _reject(options, table, other, ("backends", "max_seq_length"))
     keys = options.backends or ["hvd_mpi", "hvd_gloo", "byteps"]
     for key in keys:
         if key not in backends or keys.count(key) > 1:

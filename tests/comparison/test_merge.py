@@ -201,8 +201,8 @@ def test_what_cannot_be_merged_is_one_line_that_names_it(tmp_path):
         ([good, good], "--merge: name two reports or more, each once"),
         ([good], "--merge: name two reports or more"),
         ([good, apart, "--fail_if_slower", "5"], "--fail_if_slower: no setting has 5 launches"),
-        ([good, apart, "--repeats", "3"], "--repeats: is an option of comparisons"),
-        ([good, apart, "--raw"], "--raw: is an option of comparisons"),
+        ([good, apart, "--repeats", "3"], "--repeats: is not for --merge"),
+        ([good, apart, "--raw"], "--raw: is not for --merge"),
         ([good, apart, "--comm_only"], "--comm_only and --merge exclude each other"),
     ):
         with pytest.raises(InputError) as error:
