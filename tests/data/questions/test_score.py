@@ -106,9 +106,7 @@ def close(ours, reference) -> None:
 def made(golds) -> Questions:
     zeros = np.zeros(len(golds), dtype=np.int64)
     ids = tuple(f"q{number}" for number in range(len(golds)))
-    return Questions(
-        "made", ids, ids, ("c",), zeros, ("t",), zeros, tuple(map(tuple, golds)), zeros, zeros, True
-    )
+    return Questions("made", ids, ids, ("c",), zeros, zeros, tuple(map(tuple, golds)), zeros, zeros, True)
 
 
 _WORDS = (

@@ -109,9 +109,7 @@ def made(contexts: list[str], asked: list[tuple[int, str, int, int]]) -> Questio
     numbers = (np.array(each, dtype=np.int64) for each in (of, starts, ends))
     context_of, starts, ends = numbers
     zeros = np.zeros(len(asked), dtype=np.int64)
-    return Questions(
-        "made", ids, texts, tuple(contexts), context_of, ("t",), zeros, golds, starts, ends, True
-    )
+    return Questions("made", ids, texts, tuple(contexts), context_of, zeros, golds, starts, ends, True)
 
 
 def compare(questions: Questions, vocab, sizes: WindowSettings, cased: bool = False) -> None:
