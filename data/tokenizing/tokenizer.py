@@ -57,20 +57,11 @@ class WordTable:
     one as they are met again, so that memory is bounded and frequent words stay. For one thread at a time.
     """
 
-    def __init__(
-        self,
-        encode_words: Callable[[Sequence[str]], Sequence[Sequence[int]]],
-        generation_words: int = GENERATION_WORDS,
-    ) -> None:
+    def __init__(self, encode_words: Callable[[Sequence[str]], Sequence[Sequence[int]]]) -> None:
         self._encode_words = encode_words
-        self._generation_words = generation_words
         # word -> its ids as the bytes of int32, so that a line is one join
         self._young: dict[str, bytes] = {}
         self._old: dict[str, bytes] = {}
-
-    def __len__(self) -> int:
-        """Words kept."""
-        return len(self._young) + len(self._old)
 
     def encode(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, int32 (tokens,), and where each line ends in them, int64 (lines,)."""
@@ -107,7 +98,7 @@ class WordTable:
         for word, ids in fresh.items():
             if len(word) > MAX_KEPT_CHARS:
                 continue
-            if len(self._young) >= self._generation_words:
+            if len(self._young) >= GENERATION_WORDS:
                 self._young, self._old = {}, self._young
             self._young[word] = ids
 
@@ -161,8 +152,7 @@ class WordPieceTokenizer:
         self._separator_id = len(vocab)
         ids = {**vocab.ids(), _SEPARATOR: self._separator_id} if self._joins else vocab.ids()
         tokenizer = hugging_face(ids, unknown, cased)
-        # Releases since 0.20 skip the offsets that nobody here reads.
-        self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+        self._encode = tokenizer.encode_batch_fast  # without the offsets, which nobody here reads
         self._table = WordTable(self._encode_words)
 
     def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
