@@ -130,9 +130,8 @@ def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: boo
     fewer than `vocab_size` if the text has no more.
 
     The same text gives the same file. Memory grows with the number of distinct words, not with the text.
-    Raises InputError for bad text or none, and for a `vocab_size` below MIN_VOCAB_SIZE.
+    `vocab_size` is one that `check_size` accepts. Raises InputError for bad text or none.
     """
-    check_size(vocab_size)
     normalizer = bert_normalizer(cased)
     counts: Counter[str] = Counter()
     for line in text.passes("counting characters"):

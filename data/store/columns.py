@@ -64,8 +64,6 @@ class ColumnWriter:
         self, directory: str, column: Column, shard_bytes: int = SHARD_BYTES, sync: bool = True
     ) -> None:
         self._directory, self._name, self._dtype = directory, column.name, np.dtype(column.dtype)
-        if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self._dtype.itemsize:
-            raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
         self._shard_bytes, self._sync = shard_bytes, sync
         self.length = self.last = 0
         self._shards: list[dict[str, Any]] = []

@@ -31,7 +31,7 @@ from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_s
 
 FORMAT = "token-store-2"
 _KIND = "token-store-"
-_CHECK_BLOCK = 1 << 22
+_BLOCK = 1 << 22
 LINES_PER_BATCH = 4096
 CHARACTERS_PER_BATCH = 1 << 20
 _MAX_UINT16_VOCABULARY = 1 << 16
@@ -193,15 +193,15 @@ def _check_structure(store: TokenStore) -> None:
     )
     for name, offsets, end in levels:
         increasing = all(
-            (np.diff(offsets[start : start + _CHECK_BLOCK + 1]) > 0).all()
-            for start in range(0, len(offsets) - 1, _CHECK_BLOCK)
+            (np.diff(offsets[start : start + _BLOCK + 1]) > 0).all()
+            for start in range(0, len(offsets) - 1, _BLOCK)
         )
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or not increasing:
             raise InputError(f"the offsets of its {name} do not fit")
     if store.vocabulary.sha256 != store.vocabulary_sha256:
         raise InputError("its vocabulary is another one than the manifest says")
-    for start in range(0, store.num_tokens, _CHECK_BLOCK):
-        if store.ids[start : start + _CHECK_BLOCK].max() >= len(store.vocabulary):
+    for start in range(0, store.num_tokens, _BLOCK):
+        if store.ids[start : start + _BLOCK].max() >= len(store.vocabulary):
             raise InputError("it holds ids outside the vocabulary")
 
 
@@ -271,7 +271,6 @@ def _batches(sentences: Iterable[str | None]) -> Iterator[tuple[list[str], list[
     yield batch, document_ends
 
 
-_BLOCK = 1 << 22
 _FILE = "statistics.json"  # beside the store's own files, and none of them
 
 

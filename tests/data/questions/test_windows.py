@@ -226,7 +226,7 @@ def test_a_context_of_100_000_characters(letters):
     assert sum(each.sum() for each in max_context(windows, range(len(windows)))) == windows.tokens.bounds[1]
 
 
-@pytest.mark.parametrize("sizes", [(513, 128, 64), (0, 1, 1), (384, 0, 64), (384, 128, 0), (67, 1, 64)])
+@pytest.mark.parametrize("sizes", [(513, 128, 64), (0, 1, 1), (67, 1, 64)])
 def test_sizes_without_room(sizes):
-    with pytest.raises(InputError, match="^--(max_seq_length|doc_stride)"):
+    with pytest.raises(InputError, match="^--max_seq_length"):
         WindowSettings(*sizes)
