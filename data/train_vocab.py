@@ -78,11 +78,6 @@ class TrainingText:
         """Number of sentences in the files; the first use reads them."""
         return sum(1 for _ in self._all("counting sentences"))
 
-    @property
-    def drawn(self) -> int:
-        """Number of sentences that a pass gives."""
-        return min(self.sentences, self.max_sentences) if self.max_sentences else self.sentences
-
     def passes(self, what: str) -> Iterator[str]:
         """The sentences, one pass; `what` is what the progress calls it."""
         if not self.max_sentences or self.sentences <= self.max_sentences:
@@ -311,7 +306,7 @@ def _train(options: argparse.Namespace) -> None:
     paths = expand_inputs(options.input, "--input")
     text = TrainingText(paths, taken(TextConfig, options), options.max_sentences, options.seed, progress)
     if 0 < options.max_sentences < text.sentences:
-        progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")
+        progress.note(f"training on {options.max_sentences} of {text.sentences} sentences (--max_sentences)")
     if options.type == SENTENCEPIECE:
         size = train_sentencepiece(text, output, options.vocab_size, options.cased, options.sp_model_type)
     else:

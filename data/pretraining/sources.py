@@ -157,16 +157,13 @@ class InstanceSource:
     def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
         """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths.
 
-        Raises ValueError if an instance does not fit in, InputError naming a file of the store that was cut
-        since the store was opened.
+        Raises InputError naming a file of the store that was cut since the store was opened.
         """
         store = self._store
         start, lengths = store.token_ends[indices], store.lengths[indices]
         first = store.prediction_ends[indices]
         counts = store.prediction_ends[indices + 1] - first
         store.check()  # zeros in the place of these would be wrong places
-        if len(indices) and lengths.max() > padded_length:
-            raise ValueError(f"instances of up to {lengths.max()} tokens do not fit into {padded_length}")
         tokens = places(start, lengths, padded_length)
         predictions = places(first, counts, self.columns(padded_length))
         batch = Batch(

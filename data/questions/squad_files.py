@@ -170,9 +170,7 @@ class _Reader:
             self._version_2,
             tuple(self._misplaced),
         )
-        if len(np.unique(questions.context_of)) == len(contexts):
-            return questions
-        return questions.select(np.arange(len(ids)))
+        return questions.select(np.arange(len(ids)))  # without contexts of which no question is left
 
     def _question(self, question: Any, context: str) -> tuple[str, str, tuple[str, ...], int, int] | None:
         """Id, text, golds, start and end of the first answer; None for one that cannot be trained on."""

@@ -226,16 +226,12 @@ class TokenizeUnit:
         return self.settings.build()
 
     def __call__(self, unit: TextUnit, place: int, writers: Writers) -> dict[str, Any]:
-        vocab_size, skipped = len(self.settings.vocabulary), Skipped()
+        skipped = Skipped()
         lines = sentences = tokens = unknown_marks = 0
         batches = _batches(read_unit(unit, self.text, skipped))
         for number, (batch, document_ends) in enumerate(batches):
             # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
             ids, ends = self._tokenizer.encode(batch, (place << 32) + number)
-            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
-                raise InputError(
-                    f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {vocab_size}"
-                )
             kept = np.diff(ends, prepend=0) > 0  # sentences without tokens are left out
             before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
             writers["ids"].append(ids.astype(np.uint32))

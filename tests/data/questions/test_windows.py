@@ -17,7 +17,7 @@ from bench.question_loop import features, hugging_face
 from data.questions.squad_files import TRAIN, Questions, read_questions
 from data.questions.windows import OffsetEncoder, WindowSettings, collate, make_windows, max_context
 from data.tokenizing.tokenizer import TokenizerSettings, lists_of
-from tests.data.questions.squad import REASON, SHARED, about, written
+from tests.data.questions.squad import REASON, SHARED
 
 # text, a part of it that is whole tokens
 SLICES = [
@@ -174,25 +174,6 @@ def test_any_questions(letters, data):
     length = data.draw(st.integers(9, 60))
     sizes = WindowSettings(length, data.draw(st.integers(1, 40)), data.draw(st.integers(1, length - 4)))
     compare(made(contexts, asked), letters, sizes, data.draw(st.booleans()))
-
-
-@pytest.mark.parametrize(
-    "context, answer, tokens",
-    [
-        ("It is (1895-1943) in", "1895", ["1895"]),
-        ("It is (1895-1943) in", "1943", ["1943"]),
-        ("The Japanese in", "Japan", ["japan"]),
-        ("The Japanese in", "pan", ["japan", "##ese"]),  # no tokens are the answer: the whole word
-        ("The Japanese in", "Japanese", ["japan", "##ese"]),
-        ("1999 1999-1999 in", "1999", ["1999"]),
-    ],
-)
-def test_the_tokens_of_an_answer(letters, tmp_path, context, answer, tokens):
-    questions = read_questions(written(tmp_path / "x.json", about(context, answer)), "--train_file", TRAIN)
-    windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(), training=True)
-    batch = collate(windows, np.array([0]))
-    inside = batch.input_ids[0, batch.starts[0] : batch.ends[0] + 1]
-    assert [letters.tokens[each] for each in inside] == tokens
 
 
 def test_the_second_of_two_equal_answers_in_a_word(letters):
