@@ -307,9 +307,7 @@ class _BusErrors:
         _libc().sigaction(number, ctypes.byref(self._before), None)
 
 
-@functools.cache
-def _bus_errors() -> _BusErrors:
-    return _BusErrors()
+_bus_errors = functools.cache(_BusErrors)  # one of a process
 
 
 def _unmap(start: int, total: int) -> None:

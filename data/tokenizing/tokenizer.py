@@ -283,7 +283,7 @@ class SentencePieceTokenizer:
 
     def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, and where each line ends in them (see Tokenizer)."""
-        return self._sampled(lines, stream) if samples(self._nbest) else self._table.encode(lines)
+        return self._table.encode(lines) if self._nbest in (0, 1) else self._sampled(lines, stream)
 
     def _pieces(self, text: str) -> list[str]:
         """The basic tokens of a word or a line."""
@@ -323,11 +323,6 @@ class SentencePieceTokenizer:
         if len(ends) != len(lines):
             raise RuntimeError("SentencePiece failed while sampling; its own message is above")
         return np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64)
-
-
-def samples(nbest: int) -> bool:
-    """True if SentencePiece samples segmentations with this --sp_nbest."""
-    return nbest not in (0, 1)
 
 
 def load_sentencepiece(path: str) -> Vocabulary:
@@ -371,7 +366,7 @@ class TokenizerSettings:
     @property
     def samples(self) -> bool:
         """True if the ids of a line are sampled anew under another seed."""
-        return self.sentencepiece is not None and samples(self.nbest)
+        return self.sentencepiece is not None and self.nbest not in (0, 1)
 
     @cached_property
     def fingerprint(self) -> str:
