@@ -265,25 +265,17 @@ class SentencePieceTokenizer:
     lines only. A basic token that has data.text.sentences.UNKNOWN becomes the unknown piece, as in WordPiece.
     """
 
-    def __init__(
-        self,
-        path: str,
-        vocab: Vocabulary,
-        cased: bool = False,
-        nbest: int = 0,
-        alpha: float = 1.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, path: str, settings: TokenizerSettings) -> None:
         self._processor = load_processor(path)
-        self._normalizer = bert_normalizer(cased)
+        self._normalizer = bert_normalizer(settings.cased)
         self._pre_tokenizer = BertPreTokenizer()
-        self._nbest, self._alpha, self._seed = nbest, alpha, seed
-        self._unk_id = vocab.unk_id
+        self._settings = settings
+        self._unk_id = settings.vocabulary.unk_id
         self._table = WordTable(self._best)
 
     def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, and where each line ends in them (see Tokenizer)."""
-        return self._table.encode(lines) if self._nbest in (0, 1) else self._sampled(lines, stream)
+        return self._sampled(lines, stream) if self._settings.samples else self._table.encode(lines)
 
     def _pieces(self, text: str) -> list[str]:
         """The basic tokens of a word or a line."""
@@ -306,7 +298,7 @@ class SentencePieceTokenizer:
         ends: list[int] = []
 
         def sample() -> None:
-            encode, nbest, alpha = self._processor.encode, self._nbest, self._alpha
+            encode, nbest, alpha = self._processor.encode, self._settings.nbest, self._settings.alpha
             for group in pieces:
                 for piece in group:
                     if UNKNOWN in piece:
@@ -315,7 +307,7 @@ class SentencePieceTokenizer:
                         ids.extend(encode(piece, enable_sampling=True, nbest_size=nbest, alpha=alpha))
                 ends.append(len(ids))
 
-        digest = hashlib.sha256(f"{self._seed} {stream}".encode("ascii")).digest()
+        digest = hashlib.sha256(f"{self._settings.seed} {stream}".encode("ascii")).digest()
         sentencepiece.set_random_generator_seed(int.from_bytes(digest[:4], "little"))
         thread = threading.Thread(target=sample)
         thread.start()
@@ -396,9 +388,7 @@ class TokenizerSettings:
         if self.sentencepiece is None:
             return WordPieceTokenizer(self.vocabulary, self.cased)
         expected = self.fingerprint
-        tokenizer = SentencePieceTokenizer(
-            self.sentencepiece, self.vocabulary, self.cased, self.nbest, self.alpha, self.seed
-        )
+        tokenizer = SentencePieceTokenizer(self.sentencepiece, self)
         if replace(self).fingerprint != expected:  # of the file as it is now
             raise InputError(f"--sentencepiece: {self.sentencepiece} changed during the run; start again")
         return tokenizer
