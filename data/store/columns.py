@@ -307,7 +307,7 @@ class _BusErrors:
         _libc().sigaction(number, ctypes.byref(self._before), None)
 
 
-_bus_errors = functools.cache(_BusErrors)  # one of a process
+_bus_errors = functools.cache(_BusErrors)  # one for the process
 
 
 def _unmap(start: int, total: int) -> None:

@@ -34,7 +34,6 @@ _KIND = "token-store-"
 _BLOCK = 1 << 22
 LINES_PER_BATCH = 4096
 CHARACTERS_PER_BATCH = 1 << 20
-_MAX_UINT16_VOCABULARY = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +207,7 @@ def _check_structure(store: TokenStore) -> None:
 def token_columns(vocab_size: int) -> list[Column]:
     """The columns of a token store; ids are 16 bits wide if the vocabulary fits, else 32."""
     return [
-        Column("ids", "<u2" if vocab_size <= _MAX_UINT16_VOCABULARY else "<u4"),
+        Column("ids", "<u2" if vocab_size <= 1 << 16 else "<u4"),
         Column("sentences", "<i8", ends_of="ids"),
         Column("documents", "<i8", ends_of="sentences", drop_repeated=True),
     ]
