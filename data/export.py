@@ -25,7 +25,7 @@ import numpy as np
 from base.command_line import count, positive_int, whole
 from base.errors import InputError
 from base.files import sha256_of
-from base.options import check_values, flag, option
+from base.options import flag, option
 from base.progress import SILENT, Progress
 from base.workers import in_order
 from data.formats.files import FORMATS, write_instances
@@ -70,7 +70,6 @@ class CopiesConfig:
 
     def source(self, stores: Sequence[TokenStore]) -> TextSource:
         """The samples whose epoch e, over store e modulo their number, is copy e."""
-        check_values(self)
         return TextSource(lambda epoch: stores[epoch % len(stores)], stores[0].vocabulary, self.masking)
 
 
@@ -91,10 +90,9 @@ def text_rows(stores: Sequence[str], copies: CopiesConfig) -> Rows:
 
     `stores` is the directory of the store, or of several, for a tokenizer that samples: one for each copy,
     which repeat if they are fewer. Memory: a worker holds the plans of two epochs (see TextSource).
-    Raises InputError for options out of range, and a store that is not one.
+    Raises InputError for a store that is not one.
     """
     opened = [TokenStore.open(store) for store in stores]
-    copies.source(opened)  # so that bad options are named before anything is written
     units = []
     for epoch in range(copies.dupe_factor):
         store = opened[epoch % len(opened)]
@@ -199,7 +197,6 @@ def check_output(output: str, files: FileConfig, identity: Mapping[str, Any]) ->
     their identity as is known."""
     if files.gzip and files.format == "ofrecord":
         raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
-    check_values(files)
     check_free(output, {**identity, **files.identity})
 
 
@@ -209,7 +206,7 @@ def export(
     """Writes the rows to files in the directory `output`; returns its manifest.
 
     Rows are padded to the widest of the sources: max_seq_length for text. Raises InputError for bad input (as
-    data.store.build.build_columns), options out of range, what a format cannot hold (HDF5: weights), or if
+    data.store.build.build_columns), a packed OFRecord, what a format cannot hold (HDF5: weights), or if
     `output` holds something else.
     """
     identity = {**rows.plan.identity, **files.identity}

@@ -21,7 +21,7 @@ from base.command_line import (
     whole,
 )
 from base.errors import InputError
-from base.options import RANK, check_values, flag, option, options_in, taken
+from base.options import RANK, flag, option, options_in, taken
 from lamb_paper import default_max_predictions
 
 MAX_POSITIONS = 512  # rows of BERT's position embedding
@@ -49,10 +49,6 @@ class TextConfig:
     skip_bad_records: bool = flag(
         "leave out, and count, lines and sequences that are damaged; without it they end the run"
     )
-
-    def __post_init__(self) -> None:
-        if self.text_format not in TEXT_FORMATS:
-            raise InputError(f"--text_format {self.text_format}: must be one of {', '.join(TEXT_FORMATS)}")
 
 
 @dataclass(frozen=True)
@@ -120,14 +116,13 @@ class MaskingConfig:
         return self.max_predictions_per_seq or default_max_predictions(self.length)
 
     def check(self) -> None:
-        """Raises InputError naming the option that is out of range."""
+        """Raises InputError for a length that is out of range."""
         length = self.max_seq_length
         if length is not None and not MIN_SEQ_LENGTH <= length <= MAX_POSITIONS:
             raise InputError(
                 f"--max_seq_length {length}: must be from {MIN_SEQ_LENGTH} to {MAX_POSITIONS}, the positions "
                 "that BERT has"
             )
-        check_values(self)
 
 
 @dataclass(frozen=True)

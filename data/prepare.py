@@ -30,7 +30,7 @@ from data.opening import (
     named_data,
     tokenizer_settings,
 )
-from data.options import TABLE, DataConfig, check_tokenizer
+from data.options import TABLE, DataConfig
 from data.store.build import build_columns, check_free, is_built
 from data.store.instances import instance_store_plan
 from data.store.manifest import MANIFEST, read_json
@@ -67,7 +67,6 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
     """The command line, checked as far as it can be without reading files. Raises InputError."""
     options = _parser().parse_args(arguments)
     data = taken(DataConfig, options)
-    check_tokenizer(data.tokenizer)
     data.masking.check()
     files, length = taken(FileConfig, options), data.masking.max_seq_length or _LENGTH
     return PrepareConfig(

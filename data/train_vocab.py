@@ -78,11 +78,6 @@ class TrainingText:
         """Number of sentences in the files; the first use reads them."""
         return sum(1 for _ in self._all("counting sentences"))
 
-    @property
-    def drawn(self) -> int:
-        """Number of sentences that a pass gives."""
-        return min(self.sentences, self.max_sentences) if self.max_sentences else self.sentences
-
     def passes(self, what: str) -> Iterator[str]:
         """The sentences, one pass; `what` is what the progress calls it."""
         if not self.max_sentences or self.sentences <= self.max_sentences:
@@ -130,9 +125,8 @@ def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: boo
     fewer than `vocab_size` if the text has no more.
 
     The same text gives the same file. Memory grows with the number of distinct words, not with the text.
-    Raises InputError for bad text or none, and for a `vocab_size` below MIN_VOCAB_SIZE.
+    `vocab_size` is one that `check_size` accepts. Raises InputError for bad text or none.
     """
-    check_size(vocab_size)
     normalizer = bert_normalizer(cased)
     counts: Counter[str] = Counter()
     for line in text.passes("counting characters"):
@@ -312,7 +306,7 @@ def _train(options: argparse.Namespace) -> None:
     paths = expand_inputs(options.input, "--input")
     text = TrainingText(paths, taken(TextConfig, options), options.max_sentences, options.seed, progress)
     if 0 < options.max_sentences < text.sentences:
-        progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")
+        progress.note(f"training on {options.max_sentences} of {text.sentences} sentences (--max_sentences)")
     if options.type == SENTENCEPIECE:
         size = train_sentencepiece(text, output, options.vocab_size, options.cased, options.sp_model_type)
     else:

@@ -16,7 +16,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -253,14 +253,13 @@ def examples_of(
     )
 
 
-def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
+def collect_labels(rows: Sequence[Row]) -> tuple[str, ...]:
     """The labels that occur in a training file, sorted as text.
 
     Raises InputError where they look like numbers to predict, or are one or very many.
     """
-    rows = list(rows)
     found = sorted({row.label for row in rows})
-    file = rows[0].place.rpartition(", line")[0] if rows else ""
+    file = rows[0].place.rpartition(", line")[0]
     numbers = [_number(label) for label in found]
     if all(number is not None for number in numbers) and any(number % 1 for number in numbers if number):
         raise InputError(

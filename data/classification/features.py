@@ -14,7 +14,6 @@ from data.pretraining.pairs import joined, truncated_pairs
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
 
-DEFAULT_LENGTH = 128
 LEAST_LENGTH = 8
 _PART = 1 << 14  # texts of a job
 _FEW = 1 << 18  # texts that are tokenized sooner than processes are started (a core does 150,000 a second)
@@ -71,7 +70,7 @@ class Features:
 def featurize(
     examples: Examples,
     settings: TokenizerSettings,
-    max_length: int = DEFAULT_LENGTH,
+    max_length: int,
     num_workers: int = 1,
     flag: str = "--max_len",
 ) -> Features:

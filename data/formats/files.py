@@ -208,14 +208,10 @@ def write_instances(path: str, format: str, rows: PretrainingArrays, compress: b
     own reader takes plain OFRecords only. The same instances give the same bytes. `path` appears when it is
     complete. Memory: one block.
 
-    Raises InputError for no instances, and for what the format cannot express (hdf5: weights, position 0);
-    OSError for a full disk.
+    Raises InputError for what the format cannot express (hdf5: weights, position 0); OSError for a full disk.
     """
     if compress is None:
         compress = format in ("npz", "hdf5")
-    count = rows.valid_lengths.shape[0]
-    if not count:
-        raise InputError(f"{path}: there are no instances to write")
     module = _of_columns(format)
     if format == "hdf5":
         module.check_expressible(path, rows)
@@ -224,4 +220,4 @@ def write_instances(path: str, format: str, rows: PretrainingArrays, compress: b
             record_files.write(handle, rows, format, compress)
         else:
             module.write(handle, rows, compress)
-    return count
+    return rows.valid_lengths.shape[0]

@@ -183,27 +183,21 @@ def peek(path: str, format: str, packed: bool) -> tuple[int, int]:
     """Tokens and masked positions of the first record. Raises InputError where that is damaged."""
     messages = Messages(format)
     with open_stream(path, packed) as stream:
-        frame = next(frames(stream, messages.is_example), None)
-        if frame is None:
-            raise InputError(f"{path} holds no instances")
         try:
-            row = messages.parse(frame)
+            row = messages.parse(next(frames(stream, messages.is_example)))
         except _BadRecord as error:
             raise InputError(f"{path}: instance 0: {error}") from error
     return len(row["input_ids"]), len(row["masked_lm_ids"])
 
 
 def blocks(path: str, format: str, packed: bool, report: Report) -> Iterator[RawBlock]:
-    """The records, BLOCK_INSTANCES at a time; each that cannot be read is reported.
-
-    Raises InputError for a file without records.
-    """
+    """The records, BLOCK_INSTANCES at a time; each that cannot be read is reported."""
     messages = Messages(format)
     rows: dict[int, dict[str, np.ndarray]] = {}  # by their places in the file
-    size, count = 0, 0
+    size = 0
     with open_stream(path, packed) as stream:
         for index, frame in enumerate(frames(stream, messages.is_example)):
-            count, size = index + 1, size + len(frame.data)
+            size += len(frame.data)
             fault = ""
             try:
                 rows[index] = messages.parse(frame)
@@ -216,8 +210,6 @@ def blocks(path: str, format: str, packed: bool, report: Report) -> Iterator[Raw
                 report(fault, 1)
     if rows:
         yield _block(rows)
-    if not count:
-        raise InputError(f"{path} holds no instances")
 
 
 def _block(rows: dict[int, dict[str, np.ndarray]]) -> RawBlock:

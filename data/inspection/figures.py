@@ -206,16 +206,14 @@ def _sentence_hashes(store: TokenStore) -> np.ndarray:
     return hashes
 
 
-def repeated_sequences(
-    store: TokenStore, vocab: Vocabulary, limit: int = SEARCHED_TOKENS
-) -> list[dict[str, Any]]:
+def repeated_sequences(store: TokenStore, vocab: Vocabulary) -> list[dict[str, Any]]:
     """The sequences of 1 to 5 tokens with an implausible share of the text, the largest share first.
 
     Each has its "text" (as it stands in the vocabulary, spaces between tokens), "joined" (without them),
     "share" of the tokens and "marker": whether it looks like mark-up (<unk>, @-@, [int]). One that is a part
-    of another is left out, and so is [UNK]. Counted in `limit` tokens spread evenly over the store.
+    of another is left out, and so is [UNK]. Counted in SEARCHED_TOKENS tokens spread evenly over the store.
     """
-    blocks = _evenly(-(-store.num_tokens // _SEARCH_BLOCK), max(1, limit // _SEARCH_BLOCK)).tolist()
+    blocks = _evenly(-(-store.num_tokens // _SEARCH_BLOCK), SEARCHED_TOKENS // _SEARCH_BLOCK).tolist()
     parts = [store.ids[number * _SEARCH_BLOCK : (number + 1) * _SEARCH_BLOCK] for number in blocks]
     store.check()
     total = sum(map(len, parts))
@@ -247,16 +245,12 @@ def _most_frequent(parts: list[np.ndarray], length: int) -> list[tuple[tuple[int
     """The sequences of `length` ids that occur most often in the parts, and how often."""
     hashes, places = [], []
     for number, part in enumerate(parts):
-        count = len(part) - length + 1
-        if count < 1:
-            continue
+        count = max(0, len(part) - length + 1)
         key = np.zeros(count, dtype=np.uint64)
         for offset in range(length):
             key = key * _FACTOR + part[offset : offset + count].astype(np.uint64) + np.uint64(1)
         hashes.append(key)
         places.append(number * _SEARCH_BLOCK + np.arange(count))
-    if not hashes:
-        return []
     _, first, counts = np.unique(np.concatenate(hashes), return_index=True, return_counts=True)
     at = np.concatenate(places)[first]
     result = []

@@ -299,7 +299,6 @@ def _counted(facts: dict[str, Any], values: Sequence[int] | range) -> int:
 
 _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
-_MOST_BINS = 16
 _BLUE, _GREY, _RED = "#3b6ea5", "#555555", "#c44e52"
 
 
@@ -318,19 +317,14 @@ class Bin(NamedTuple):
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-def bins(
-    counts: Sequence[Sequence[int]], multiple: int = 1, most: int = _MOST_BINS, tail: float = 0.0
-) -> list[Bin]:
+def bins(counts: Sequence[Sequence[int]], multiple: int = 1, most: int = 16, tail: float = 0.0) -> list[Bin]:
     """About `most` bins of one width, a multiple of `multiple`, that hold all (value, number) pairs.
 
-    `counts` is sorted by value, whole numbers from 0; a value of 0 gets a bin of its own. Bins end at
-    multiples of their width. Empty ones before the first value are left out. With `tail`, a share, so many of
-    the largest values may share one last bin: single ones would stretch the axis.
+    `counts` is sorted by value, whole numbers from 1. Bins end at multiples of their width. Empty ones before
+    the first value are left out. With `tail`, a share, so many of the largest values may share one last bin:
+    single ones would stretch the axis.
     """
-    result = [Bin(0, 0, number) for value, number in counts if value == 0]
-    values = np.array([pair for pair in counts if pair[0] > 0], dtype=np.int64).reshape(-1, 2)
-    if not len(values):
-        return result
+    values, result = np.array(counts, dtype=np.int64), []
     below = np.cumsum(values[:, 1])
     end = int(values[np.searchsorted(below, (1 - tail) * below[-1]), 0])
     low = int(values[0, 0]) - 1
@@ -353,8 +347,7 @@ def _steps(multiple: int) -> Iterator[int]:
 
 def bars(shown: Sequence[Bin], width: int, unicode: bool = True) -> list[str]:
     """A line for each bin, of at most `width` columns: its range, a bar, its count and its share."""
-    total = sum(each.number for each in shown) or 1
-    most = max((each.number for each in shown), default=0) or 1
+    total, most = sum(each.number for each in shown), max(each.number for each in shown)
     names = [each.name for each in shown]
     counts = [f"{each.number:,}" for each in shown]
     name_width, count_width = max(map(len, names)), max(map(len, counts))

@@ -48,16 +48,13 @@ def bucket_bounds(lengths: np.ndarray, num_buckets: int, max_length: int) -> tup
     for _ in range(min(num_buckets, count) - 1):
         split = cost[:, None] + bounds[None, :] * (below[None, :] - below[:, None])
         split[np.tril_indices(count)] = np.iinfo(np.int64).max
-        best = split.min(axis=0, initial=np.iinfo(np.int64).max)
-        choice = split.argmin(axis=0)
-        previous.append(np.where(best < cost, choice, -1))
-        cost = np.minimum(best, cost)
-    chosen, at = [], count - 1
+        previous.append(split.argmin(axis=0))
+        cost = np.minimum(split.min(axis=0), cost)
+    # One bucket more is always better, since some sample ends at each bound.
+    chosen = [count - 1]
     for choice in reversed(previous):
-        if choice[at] >= 0:
-            chosen.append(int(bounds[at]))
-            at = int(choice[at])
-    return tuple(sorted([*chosen, int(bounds[at])]))
+        chosen.append(choice[chosen[-1]])
+    return tuple(bounds[chosen[::-1]].tolist())
 
 
 def rows_per_batch(bound: int, batch_size: int, use_avg_len: bool) -> int:

@@ -164,9 +164,7 @@ class EpochCache(Generic[Key, Made]):
             result = self._make(key)
             # glibc keeps what was freed in the heap of each thread: for an epoch's plan as much as the plan
             # itself. This gives the pages back to the system.
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:
-                trim(0)
+            ctypes.CDLL(None).malloc_trim(0)
             entry.set_result(result)
         except BaseException as error:  # raised by every `get` of the result
             entry.set_exception(error)

@@ -64,7 +64,7 @@ class TextSource:
     With `static_masks` pairs and masks are those of epoch 0 in every epoch, as in files of masked instances;
     only the order of samples is drawn anew. `store` may also be a function from the epoch to its store, for
     tokenizers that sample. An epoch's plan takes 13 bytes a sample (21 for stores of 2**32 tokens and more);
-    two are kept, for epochs that follow each other. Raises InputError for options out of range.
+    two are kept, for epochs that follow each other. Raises InputError for a length out of range.
     """
 
     def __init__(
@@ -157,16 +157,13 @@ class InstanceSource:
     def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
         """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths.
 
-        Raises ValueError if an instance does not fit in, InputError naming a file of the store that was cut
-        since the store was opened.
+        Raises InputError naming a file of the store that was cut since the store was opened.
         """
         store = self._store
         start, lengths = store.token_ends[indices], store.lengths[indices]
         first = store.prediction_ends[indices]
         counts = store.prediction_ends[indices + 1] - first
         store.check()  # zeros in the place of these would be wrong places
-        if len(indices) and lengths.max() > padded_length:
-            raise ValueError(f"instances of up to {lengths.max()} tokens do not fit into {padded_length}")
         tokens = places(start, lengths, padded_length)
         predictions = places(first, counts, self.columns(padded_length))
         batch = Batch(
@@ -214,12 +211,6 @@ def _most_predictions(store: InstanceStore) -> np.ndarray:
     for start in range(0, store.num_instances, _ROWS_AT_ONCE):
         lengths = store.lengths[start : start + _ROWS_AT_ONCE].astype(np.int64)
         counts = np.diff(store.prediction_ends[start : start + _ROWS_AT_ONCE + 1])
-        if lengths.max() > MAX_POSITIONS:
-            # The readers reject such files; a store by someone else may hold one.
-            raise InputError(
-                f"{store.source_of(start + int(lengths.argmax()))} has {lengths.max()} tokens, above "
-                f"{MAX_POSITIONS}"
-            )
         base = int(counts.max()) + 1
         seen = np.flatnonzero(np.bincount(lengths * base + counts))
         np.maximum.at(most, seen // base, seen % base + 1)

@@ -33,10 +33,6 @@ class AnswerSettings:
     max_answer_length: int = 30
     version_2: bool = False
 
-    def __post_init__(self) -> None:
-        if self.n_best < 1 or self.max_answer_length < 1:
-            raise InputError("--n_best_size and --max_answer_length: must be 1 or more")
-
 
 class Candidate(NamedTuple):
     """An answer among a question's best; no text means no answer."""

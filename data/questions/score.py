@@ -19,7 +19,7 @@ import re
 import string
 import sys
 from collections import Counter
-from typing import Callable, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -32,15 +32,9 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, without articles, with single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
-
-
-def _words() -> Callable[[str], list[str]]:
-    """A function from a text to its normalized words, which remembers those that it has met: golds come in
-    threes."""
-    return functools.cache(lambda text: normalize_answer(text).split())
+def answer_words(text: str) -> list[str]:
+    """The words of a text that count: in lower case, without ASCII punctuation, without articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
 def score_v1(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
@@ -54,7 +48,7 @@ def score_v1(questions: Questions, predictions: Mapping[str, str]) -> dict[str, 
             f"{questions.name}: question {unanswerable[0]} has no answer, so it is no SQuAD 1.1; score it "
             "as 2.0"
         )
-    words = _words()
+    words = functools.cache(answer_words)  # golds come in threes
     exact = f1 = 0.0
     for each, golds in zip(questions.ids, questions.golds):
         if each in predictions:
@@ -112,7 +106,7 @@ def best_threshold(questions: Questions, texts: Mapping[str, str], null_odds: Ma
 
 def raw_scores(questions: Questions, predictions: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
     """Exact match and F1 of each question by evaluate-v2.0.py, float64 (Q,), from 0 to 1."""
-    words = _words()
+    words = functools.cache(answer_words)  # golds come in threes
     exact, f1 = np.zeros(len(questions)), np.zeros(len(questions))
     for number, (each, golds) in enumerate(zip(questions.ids, questions.golds)):
         kept = [found for found in map(words, dict.fromkeys(golds)) if found] or [[]]

@@ -11,7 +11,7 @@ from base.errors import InputError
 from base.json_files import read_json_file
 
 # Uses of a file, for which it must hold different things.
-TRAIN, SCORE, PREDICT = PURPOSES = ("train", "score", "predict")
+TRAIN, SCORE, PREDICT = "train", "score", "predict"
 MAX_MISPLACED = 0.01  # of a file's answers; more mean that the file is damaged
 _MOST_BYTES = 1 << 32  # a hundred times SQuAD 2.0
 _LISTED = 5  # ids in a message
@@ -22,12 +22,12 @@ class Questions:
     """Questions of a file, in its order; question i is `texts[i]`.
 
     name: the file, for messages. ids, texts: one string a question. contexts: distinct paragraphs; question
-    i is about `contexts[context_of[i]]`, int64 (Q,). titles: of the articles; question i belongs to
-    `titles[article_of[i]]`, int64 (Q,). golds: the right answers of each question, none where it is
-    unanswerable. answer_starts, answer_ends: int64 (Q,), the characters [start, end) of the first answer in
-    the context, -1 where there is none or it does not stand there. version_2: the file says which questions
-    are unanswerable. misplaced: ids of questions with an answer that does not stand at its `answer_start`;
-    a training file's are left out of the others.
+    i is about `contexts[context_of[i]]`, int64 (Q,). article_of: int64 (Q,), number of the article that each
+    question belongs to. golds: the right answers of each question, none where it is unanswerable.
+    answer_starts, answer_ends: int64 (Q,), the characters [start, end) of the first answer in the context, -1
+    where there is none or it does not stand there. version_2: the file says which questions are unanswerable.
+    misplaced: ids of questions with an answer that does not stand at its `answer_start`; a training file's
+    are left out of the others.
     """
 
     name: str
@@ -35,7 +35,6 @@ class Questions:
     texts: tuple[str, ...]
     contexts: tuple[str, ...]
     context_of: np.ndarray
-    titles: tuple[str, ...]
     article_of: np.ndarray
     golds: tuple[tuple[str, ...], ...]
     answer_starts: np.ndarray
@@ -76,7 +75,7 @@ class Questions:
 
 
 def read_questions(path: str, flag: str, purpose: str = SCORE, first_gold: bool = False) -> Questions:
-    """Reads a SQuAD file, given as option `flag`, for one of PURPOSES.
+    """Reads a SQuAD file, given as option `flag`, for one purpose.
 
     TRAIN: each answerable question has one answer, which stands at its place; `first_gold` permits several,
     as in the files to evaluate on, and takes the first. SCORE: each has at least one. PREDICT: answers are
@@ -89,10 +88,7 @@ def read_questions(path: str, flag: str, purpose: str = SCORE, first_gold: bool 
     questions of one id, empty contexts, unanswerable questions with answers, more than 1% misplaced answers,
     and a file without questions.
     """
-    if purpose not in PURPOSES:
-        raise ValueError(f"purpose {purpose!r}: must be one of {', '.join(PURPOSES)}")
-    reader = _Reader(f"{flag} {path}", purpose, first_gold)
-    return reader.read(load_json(path, flag))
+    return _Reader(f"{flag} {path}", purpose, first_gold).read(load_json(path, flag))
 
 
 def load_json(path: str, flag: str) -> Any:
@@ -144,12 +140,10 @@ class _Reader:
         self._version_2 = False
 
     def read(self, content: Any) -> Questions:
-        titles: list[str] = []
         contexts: dict[str, int] = {}
         rows: list[tuple[str, str, int, int, tuple[str, ...], int, int]] = []
-        for article in self._items(content, "data", ""):
+        for article_number, article in enumerate(self._items(content, "data", "")):
             place = self._place
-            titles.append(str(article.get("title", f"article {len(titles) + 1}")))
             for paragraph in self._items(article, "paragraphs", place):
                 place_of_paragraph = self._place
                 context = self._string(paragraph, "context")
@@ -160,7 +154,7 @@ class _Reader:
                     row = self._question(question, context)
                     if row is not None:
                         identity, text, golds, start, end = row
-                        rows.append((identity, text, number, len(titles) - 1, golds, start, end))
+                        rows.append((identity, text, number, article_number, golds, start, end))
         self._check(len(rows))
         ids, texts, context_of, article_of, golds_of, starts, ends = zip(*rows)
         questions = Questions(
@@ -169,7 +163,6 @@ class _Reader:
             texts,
             tuple(contexts),
             np.array(context_of, dtype=np.int64),
-            tuple(titles),
             np.array(article_of, dtype=np.int64),
             golds_of,
             np.array(starts, dtype=np.int64),
@@ -177,9 +170,7 @@ class _Reader:
             self._version_2,
             tuple(self._misplaced),
         )
-        if len(np.unique(questions.context_of)) == len(contexts):
-            return questions
-        return questions.select(np.arange(len(ids)))
+        return questions.select(np.arange(len(ids)))  # without contexts of which no question is left
 
     def _question(self, question: Any, context: str) -> tuple[str, str, tuple[str, ...], int, int] | None:
         """Id, text, golds, start and end of the first answer; None for one that cannot be trained on."""

@@ -212,8 +212,6 @@ class WindowSettings:
     def __post_init__(self) -> None:
         if not 0 < self.max_seq_length <= MAX_POSITIONS:
             raise InputError(f"--max_seq_length {self.max_seq_length}: must be 1 to {MAX_POSITIONS}")
-        if self.doc_stride < 1 or self.max_query_length < 1:
-            raise InputError("--doc_stride and --max_query_length: must be 1 or more")
         if self.max_query_length + SPECIAL >= self.max_seq_length:
             raise InputError(
                 f"--max_seq_length {self.max_seq_length} leaves no room for text after a question of "

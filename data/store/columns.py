@@ -64,8 +64,6 @@ class ColumnWriter:
         self, directory: str, column: Column, shard_bytes: int = SHARD_BYTES, sync: bool = True
     ) -> None:
         self._directory, self._name, self._dtype = directory, column.name, np.dtype(column.dtype)
-        if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self._dtype.itemsize:
-            raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
         self._shard_bytes, self._sync = shard_bytes, sync
         self.length = self.last = 0
         self._shards: list[dict[str, Any]] = []
@@ -309,9 +307,7 @@ class _BusErrors:
         _libc().sigaction(number, ctypes.byref(self._before), None)
 
 
-@functools.cache
-def _bus_errors() -> _BusErrors:
-    return _BusErrors()
+_bus_errors = functools.cache(_BusErrors)  # one for the process
 
 
 def _unmap(start: int, total: int) -> None:

@@ -206,8 +206,6 @@ def _check_values(store: InstanceStore) -> None:
             raise InputError(f"the numbers of predictions from instance {start} on are wrong")
         tokens = slice(int(token_ends[0]), int(token_ends[-1]))
         predictions = slice(int(prediction_ends[0]), int(prediction_ends[-1]))
-        if tokens.start < 0 or predictions.start < 0:
-            raise InputError(f"the offsets of instance {start} are wrong")
         weights = store.weights[predictions]
         good = (
             store.ids[tokens].max(initial=0) < store.vocab_size

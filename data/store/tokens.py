@@ -31,10 +31,9 @@ from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_s
 
 FORMAT = "token-store-2"
 _KIND = "token-store-"
-_CHECK_BLOCK = 1 << 22
+_BLOCK = 1 << 22
 LINES_PER_BATCH = 4096
 CHARACTERS_PER_BATCH = 1 << 20
-_MAX_UINT16_VOCABULARY = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,22 +192,22 @@ def _check_structure(store: TokenStore) -> None:
     )
     for name, offsets, end in levels:
         increasing = all(
-            (np.diff(offsets[start : start + _CHECK_BLOCK + 1]) > 0).all()
-            for start in range(0, len(offsets) - 1, _CHECK_BLOCK)
+            (np.diff(offsets[start : start + _BLOCK + 1]) > 0).all()
+            for start in range(0, len(offsets) - 1, _BLOCK)
         )
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or not increasing:
             raise InputError(f"the offsets of its {name} do not fit")
     if store.vocabulary.sha256 != store.vocabulary_sha256:
         raise InputError("its vocabulary is another one than the manifest says")
-    for start in range(0, store.num_tokens, _CHECK_BLOCK):
-        if store.ids[start : start + _CHECK_BLOCK].max() >= len(store.vocabulary):
+    for start in range(0, store.num_tokens, _BLOCK):
+        if store.ids[start : start + _BLOCK].max() >= len(store.vocabulary):
             raise InputError("it holds ids outside the vocabulary")
 
 
 def token_columns(vocab_size: int) -> list[Column]:
     """The columns of a token store; ids are 16 bits wide if the vocabulary fits, else 32."""
     return [
-        Column("ids", "<u2" if vocab_size <= _MAX_UINT16_VOCABULARY else "<u4"),
+        Column("ids", "<u2" if vocab_size <= 1 << 16 else "<u4"),
         Column("sentences", "<i8", ends_of="ids"),
         Column("documents", "<i8", ends_of="sentences", drop_repeated=True),
     ]
@@ -226,16 +225,12 @@ class TokenizeUnit:
         return self.settings.build()
 
     def __call__(self, unit: TextUnit, place: int, writers: Writers) -> dict[str, Any]:
-        vocab_size, skipped = len(self.settings.vocabulary), Skipped()
+        skipped = Skipped()
         lines = sentences = tokens = unknown_marks = 0
         batches = _batches(read_unit(unit, self.text, skipped))
         for number, (batch, document_ends) in enumerate(batches):
             # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
             ids, ends = self._tokenizer.encode(batch, (place << 32) + number)
-            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
-                raise InputError(
-                    f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {vocab_size}"
-                )
             kept = np.diff(ends, prepend=0) > 0  # sentences without tokens are left out
             before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
             writers["ids"].append(ids.astype(np.uint32))
@@ -271,7 +266,6 @@ def _batches(sentences: Iterable[str | None]) -> Iterator[tuple[list[str], list[
     yield batch, document_ends
 
 
-_BLOCK = 1 << 22
 _FILE = "statistics.json"  # beside the store's own files, and none of them
 
 

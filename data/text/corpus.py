@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import stat
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Callable, Iterator, Sequence
 from base.errors import InputError
 from data.options import TextConfig
 from data.text.formats import BOOKS, DOC, JSON, LINES, border, detect_format, paragraphs
-from data.text.lines import Problems, is_packed, line_blocks, open_text
+from data.text.lines import Problems, line_blocks, open_text
 from data.text.sentences import split_sentences
 
 MAX_SENTENCE_BYTES = 1 << 20  # of a line that is one sentence
@@ -101,11 +102,11 @@ def read_unit(
     the part before). Such a None comes at the borders of parts only. A document may begin in one part and end
     in another; the end of a file always ends it. Sentences have no newline, no white space around them, and
     are never empty. Memory is bounded by the longest line that is allowed (16 MiB).
-    Where `settings.skip_bad_records`, bad lines are left out and `on_bad`, if given, gets one line for each
-    naming file and line. Otherwise raises InputError with that.
+    Where `settings.skip_bad_records`, bad lines are left out and `on_bad`, which must be given, gets one line
+    for each naming file and line. Otherwise raises InputError with that.
     """
     start = -1 if unit.packed else unit.start
-    problems = Problems(unit.path, start, settings.skip_bad_records, on_bad)
+    problems = Problems(unit.path, start, on_bad if settings.skip_bad_records else None)
     one_sentence = unit.format in (LINES, BOOKS) and not settings.split_sentences
     limit = MAX_SENTENCE_BYTES if one_sentence else MAX_PARAGRAPH_BYTES
     blocks = line_blocks(unit.path, unit.start, None if unit.packed else unit.end, limit, problems)
@@ -121,18 +122,14 @@ def sentences(
     settings: TextConfig = TextConfig(),
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[str | None]:
-    """The sentences of the files in order, with one None after each document, which is never empty.
+    """The sentences of the files in order, and None where a document ends, as `read_unit` over whole files.
 
-    As `read_unit` over whole files. By default a line is a sentence and a blank line ends a document, unless
-    a file is seen to be Wikipedia's. A byte order mark and CRLF line ends are accepted.
+    By default a line is a sentence and a blank line ends a document, unless a file is seen to be Wikipedia's.
+    A byte order mark and CRLF line ends are accepted.
     """
     for path in paths:
-        inside_document = False
         for unit in _file_units(path, settings, 1 << 62):
-            for sentence in read_unit(unit, settings, on_bad):
-                if sentence is not None or inside_document:
-                    yield sentence
-                inside_document = sentence is not None
+            yield from read_unit(unit, settings, on_bad)
 
 
 def documents(
@@ -178,7 +175,7 @@ def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUn
         text_format = settings.text_format
     with open_text(path) as handle:
         size = os.fstat(handle.fileno()).st_size
-        if is_packed(path):
+        if not isinstance(handle, io.BufferedReader):  # as a file that is not packed is read
             return [TextUnit(path, path, 0, size, text_format, last=True, packed=True)]
         borders = [0]
         while size - borders[-1] > unit_bytes:

@@ -288,8 +288,6 @@ def _probe(path: str) -> bytes:
 
 def _next_line(handle: IO[bytes], position: int, end: int) -> int:
     """Start of the first line that begins at `position` or later."""
-    if position <= 0:
-        return 0
     handle.seek(position - 1)  # a newline just before `position` makes it a beginning
     while block := handle.readline(_BLANK_BLOCK):
         if block.endswith(b"\n"):

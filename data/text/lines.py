@@ -29,13 +29,6 @@ _FORMATS = {  # none of these beginnings is one of UTF-8 text
 _MOST_MAGIC = 10  # bytes
 
 
-def packing(handle: IO[bytes]) -> str:
-    """The program that has packed the file, which is open at its beginning and stays there; "" for none."""
-    start = handle.read(_MOST_MAGIC)
-    handle.seek(0)
-    return next((name for name, magic in _FORMATS.items() if re.match(magic, start)), "")
-
-
 def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], type[Exception]]:
     """The function that opens what a program has packed, and what it raises for damage beside EOFError and
     OSError."""
@@ -63,17 +56,11 @@ COUNTED_BYTES = 1 << 28
 
 
 class Problems:
-    """Problems of a file: raised as InputError, or counted where bad records are skipped.
+    """Problems of a file: raised as InputError or, where bad records are skipped, passed to `on_bad` as
+    messages. `start`: where reading begins; -1 in a packed file."""
 
-    With `skip`, `report` returns and `on_bad`, if given, gets the message; otherwise it raises. `start`:
-    where reading begins; -1 in a packed file.
-    """
-
-    def __init__(
-        self, path: str, start: int = 0, skip: bool = False, on_bad: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, path: str, start: int = 0, on_bad: Callable[[str], None] | None = None) -> None:
         self.path = path
-        self._skip = skip
         self._on_bad = on_bad
         self._near_start = 0 <= start <= COUNTED_BYTES
         self._counted = (0, 0)  # a byte offset, and the newlines before it
@@ -83,13 +70,12 @@ class Problems:
 
         Raises InputError unless records are skipped.
         """
-        if not self._skip:
+        if self._on_bad is None:
             raise InputError(f"{self._place(offset, index)}: {what}; {advice}, or give --skip_bad_records")
-        if self._on_bad is not None:
-            self._on_bad(f"{self._place(offset, index)}: {what}")
+        self._on_bad(f"{self._place(offset, index)}: {what}")
 
     def _place(self, offset: int, index: int) -> str:
-        if self._skip and not self._near_start:
+        if self._on_bad is not None and not self._near_start:
             return f"{self.path}, near byte {offset}"
         # Counted from the place of the last report, so that the reports of a part read it once or twice.
         position, count = self._counted
@@ -130,7 +116,9 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
                 raise InputError(
                     f"{path} is not a regular file: text is read in parts, so write it to a file first"
                 )
-            program = packing(handle)
+            start = handle.read(_MOST_MAGIC)
+            handle.seek(0)
+            program = next((name for name, magic in _FORMATS.items() if re.match(magic, start)), "")
             if not program:
                 yield handle
                 return
@@ -144,15 +132,6 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
         raise InputError(
             f"{path} is packed by {program}, and damaged or cut off ({error}); copy or download it anew"
         ) from error
-
-
-def is_packed(path: str) -> bool:
-    """Whether `open_text` unpacks the file. Raises InputError where it cannot be read."""
-    try:
-        with open(path, "rb") as handle:
-            return bool(packing(handle))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def line_blocks(

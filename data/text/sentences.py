@@ -84,8 +84,6 @@ def _sentence_end(text: str, start: int, match: re.Match[str]) -> int:
     """End of the sentence from `start` if it does at the candidate `match`, else 0."""
     end = match.end()
     mark = text[match.start()]
-    if match.start() < start:
-        return 0
     if mark in _EAST_ASIAN:
         return end
     following = _skip_space(text, end)

@@ -57,20 +57,11 @@ class WordTable:
     one as they are met again, so that memory is bounded and frequent words stay. For one thread at a time.
     """
 
-    def __init__(
-        self,
-        encode_words: Callable[[Sequence[str]], Sequence[Sequence[int]]],
-        generation_words: int = GENERATION_WORDS,
-    ) -> None:
+    def __init__(self, encode_words: Callable[[Sequence[str]], Sequence[Sequence[int]]]) -> None:
         self._encode_words = encode_words
-        self._generation_words = generation_words
         # word -> its ids as the bytes of int32, so that a line is one join
         self._young: dict[str, bytes] = {}
         self._old: dict[str, bytes] = {}
-
-    def __len__(self) -> int:
-        """Words kept."""
-        return len(self._young) + len(self._old)
 
     def encode(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, int32 (tokens,), and where each line ends in them, int64 (lines,)."""
@@ -107,7 +98,7 @@ class WordTable:
         for word, ids in fresh.items():
             if len(word) > MAX_KEPT_CHARS:
                 continue
-            if len(self._young) >= self._generation_words:
+            if len(self._young) >= GENERATION_WORDS:
                 self._young, self._old = {}, self._young
             self._young[word] = ids
 
@@ -161,8 +152,7 @@ class WordPieceTokenizer:
         self._separator_id = len(vocab)
         ids = {**vocab.ids(), _SEPARATOR: self._separator_id} if self._joins else vocab.ids()
         tokenizer = hugging_face(ids, unknown, cased)
-        # Releases since 0.20 skip the offsets that nobody here reads.
-        self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+        self._encode = tokenizer.encode_batch_fast  # without the offsets, which nobody here reads
         self._table = WordTable(self._encode_words)
 
     def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -275,25 +265,17 @@ class SentencePieceTokenizer:
     lines only. A basic token that has data.text.sentences.UNKNOWN becomes the unknown piece, as in WordPiece.
     """
 
-    def __init__(
-        self,
-        path: str,
-        vocab: Vocabulary,
-        cased: bool = False,
-        nbest: int = 0,
-        alpha: float = 1.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, path: str, settings: TokenizerSettings) -> None:
         self._processor = load_processor(path)
-        self._normalizer = bert_normalizer(cased)
+        self._normalizer = bert_normalizer(settings.cased)
         self._pre_tokenizer = BertPreTokenizer()
-        self._nbest, self._alpha, self._seed = nbest, alpha, seed
-        self._unk_id = vocab.unk_id
+        self._settings = settings
+        self._unk_id = settings.vocabulary.unk_id
         self._table = WordTable(self._best)
 
     def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, and where each line ends in them (see Tokenizer)."""
-        return self._sampled(lines, stream) if samples(self._nbest) else self._table.encode(lines)
+        return self._sampled(lines, stream) if self._settings.samples else self._table.encode(lines)
 
     def _pieces(self, text: str) -> list[str]:
         """The basic tokens of a word or a line."""
@@ -316,7 +298,7 @@ class SentencePieceTokenizer:
         ends: list[int] = []
 
         def sample() -> None:
-            encode, nbest, alpha = self._processor.encode, self._nbest, self._alpha
+            encode, nbest, alpha = self._processor.encode, self._settings.nbest, self._settings.alpha
             for group in pieces:
                 for piece in group:
                     if UNKNOWN in piece:
@@ -325,7 +307,7 @@ class SentencePieceTokenizer:
                         ids.extend(encode(piece, enable_sampling=True, nbest_size=nbest, alpha=alpha))
                 ends.append(len(ids))
 
-        digest = hashlib.sha256(f"{self._seed} {stream}".encode("ascii")).digest()
+        digest = hashlib.sha256(f"{self._settings.seed} {stream}".encode("ascii")).digest()
         sentencepiece.set_random_generator_seed(int.from_bytes(digest[:4], "little"))
         thread = threading.Thread(target=sample)
         thread.start()
@@ -333,11 +315,6 @@ class SentencePieceTokenizer:
         if len(ends) != len(lines):
             raise RuntimeError("SentencePiece failed while sampling; its own message is above")
         return np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64)
-
-
-def samples(nbest: int) -> bool:
-    """True if SentencePiece samples segmentations with this --sp_nbest."""
-    return nbest not in (0, 1)
 
 
 def load_sentencepiece(path: str) -> Vocabulary:
@@ -381,7 +358,7 @@ class TokenizerSettings:
     @property
     def samples(self) -> bool:
         """True if the ids of a line are sampled anew under another seed."""
-        return self.sentencepiece is not None and samples(self.nbest)
+        return self.sentencepiece is not None and self.nbest not in (0, 1)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -411,9 +388,7 @@ class TokenizerSettings:
         if self.sentencepiece is None:
             return WordPieceTokenizer(self.vocabulary, self.cased)
         expected = self.fingerprint
-        tokenizer = SentencePieceTokenizer(
-            self.sentencepiece, self.vocabulary, self.cased, self.nbest, self.alpha, self.seed
-        )
+        tokenizer = SentencePieceTokenizer(self.sentencepiece, self)
         if replace(self).fingerprint != expected:  # of the file as it is now
             raise InputError(f"--sentencepiece: {self.sentencepiece} changed during the run; start again")
         return tokenizer

@@ -11,7 +11,7 @@ from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from tests.data.token_stores import build_store
 from tests.data.wikitext import SHARED_WIKITEXT, TEXTS, write_wikitext
-from tests.embedded import built_once
+from tests.embedded import built_once, sentencepiece_model
 
 
 @pytest.fixture(scope="session")
@@ -23,17 +23,8 @@ def embedded(tmp_path_factory):
 @pytest.fixture(scope="session")
 def sp_model(embedded, tmp_path_factory):
     """The path of a SentencePiece model of the corpus."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    prefix = str(tmp_path_factory.mktemp("sentencepiece") / "m")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(embedded / "corpus" / "train-0.txt"),
-        model_prefix=prefix,
-        vocab_size=800,
-        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        pad_id=3,
-        minloglevel=2,
-    )
-    return f"{prefix}.model"
+    text = str(embedded / "corpus" / "train-0.txt")
+    return str(sentencepiece_model(text, tmp_path_factory.mktemp("sentencepiece")))
 
 
 @pytest.fixture(scope="session")

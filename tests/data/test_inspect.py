@@ -277,7 +277,7 @@ def test_limits_that_files_and_instance_stores_keep_change_nothing(npz, tmp_path
     assert "--max_seq_length 63: " in capsys.readouterr().err
 
 
-def test_raw_text(embedded, facts, directory, tmp_path, capsys, monkeypatch):
+def test_raw_text(embedded, facts, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     text = embedded / "corpus" / "train-0.txt"
     arguments = [text, "--raw", "--vocab", embedded / "vocab.txt", *SETTINGS, "--json", "--num", "40"]
@@ -500,9 +500,7 @@ def test_a_literal_unk_is_found_whatever_the_vocabulary_makes_of_it(embedded, tm
     assert warning.startswith(said)
 
 
-def test_a_store_of_an_earlier_version_does_not_tell_where_unknown_tokens_come_from(
-    embedded, vocab, tmp_path, capsys
-):
+def test_a_store_of_an_earlier_version_does_not_tell_where_unknown_tokens_come_from(vocab, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(wikitext(GOOD.replace("good", "<unk>")), "utf-8")
     build_store([str(tmp_path / "text.txt")], TokenizerSettings(vocab), str(tmp_path / "store"))
     manifest = tmp_path / "store" / "manifest.json"

@@ -158,14 +158,6 @@ def test_the_papers_word_of_three_pieces():
     ]
 
 
-def test_ends_of_sentences():
-    assert copies([SO, UV], "word_l2r") == [
-        ("[CLS] [MASK] [MASK] [SEP]", "so"),
-        ("[CLS] so [MASK] [SEP]", "##uv"),
-    ]
-    assert copies([UV], "word_l2r") == [("[CLS] [MASK] [SEP]", "##uv")]
-
-
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_copy_is_in_one_batch(metric):
     rng = random.Random(0)

@@ -89,7 +89,7 @@ def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):
     assert content(output) == content(reference)
 
 
-def test_what_is_done_is_not_done_again_and_nothing_is_overwritten(words, reference, capsys, embedded):
+def test_what_is_done_is_not_done_again_and_nothing_is_overwritten(words, reference, capsys):
     assert main([*words, "--output", str(reference)]) == 0
     assert "nothing to do" in capsys.readouterr().out
     before = {name: os.stat(reference / name).st_mtime_ns for name in os.listdir(reference)}

@@ -6,16 +6,13 @@ import os
 from pathlib import Path
 
 from base.progress import SILENT
-from data.options import TextConfig
 from data.store.build import build_columns
 from data.store.tokens import token_store_plan
 
 
-def build_store(paths, settings, directory, num_workers=1, text=TextConfig(), progress=SILENT):
+def build_store(paths, settings, directory, progress=SILENT):
     """A store at `directory`, not yet opened."""
-    build_columns(
-        directory, token_store_plan(paths, settings, text, progress=progress), num_workers, progress
-    )
+    build_columns(directory, token_store_plan(paths, settings, progress=progress), 1, progress)
 
 
 def stored_documents(store):

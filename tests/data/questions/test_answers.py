@@ -183,8 +183,3 @@ def test_files(letters, tmp_path):
         for read in (read_predictions, read_null_odds):
             with pytest.raises(InputError, match="^--p .*must be one object of ids and"):
                 read(path, "--p")
-
-
-def test_settings():
-    with pytest.raises(InputError, match="--n_best_size"):
-        AnswerSettings(n_best=0)

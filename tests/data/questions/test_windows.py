@@ -17,7 +17,7 @@ from bench.question_loop import features, hugging_face
 from data.questions.squad_files import TRAIN, Questions, read_questions
 from data.questions.windows import OffsetEncoder, WindowSettings, collate, make_windows, max_context
 from data.tokenizing.tokenizer import TokenizerSettings, lists_of
-from tests.data.questions.squad import REASON, SHARED, about, written
+from tests.data.questions.squad import REASON, SHARED
 
 # text, a part of it that is whole tokens
 SLICES = [
@@ -109,9 +109,7 @@ def made(contexts: list[str], asked: list[tuple[int, str, int, int]]) -> Questio
     numbers = (np.array(each, dtype=np.int64) for each in (of, starts, ends))
     context_of, starts, ends = numbers
     zeros = np.zeros(len(asked), dtype=np.int64)
-    return Questions(
-        "made", ids, texts, tuple(contexts), context_of, ("t",), zeros, golds, starts, ends, True
-    )
+    return Questions("made", ids, texts, tuple(contexts), context_of, zeros, golds, starts, ends, True)
 
 
 def compare(questions: Questions, vocab, sizes: WindowSettings, cased: bool = False) -> None:
@@ -178,25 +176,6 @@ def test_any_questions(letters, data):
     compare(made(contexts, asked), letters, sizes, data.draw(st.booleans()))
 
 
-@pytest.mark.parametrize(
-    "context, answer, tokens",
-    [
-        ("It is (1895-1943) in", "1895", ["1895"]),
-        ("It is (1895-1943) in", "1943", ["1943"]),
-        ("The Japanese in", "Japan", ["japan"]),
-        ("The Japanese in", "pan", ["japan", "##ese"]),  # no tokens are the answer: the whole word
-        ("The Japanese in", "Japanese", ["japan", "##ese"]),
-        ("1999 1999-1999 in", "1999", ["1999"]),
-    ],
-)
-def test_the_tokens_of_an_answer(letters, tmp_path, context, answer, tokens):
-    questions = read_questions(written(tmp_path / "x.json", about(context, answer)), "--train_file", TRAIN)
-    windows = make_windows(questions, TokenizerSettings(letters), WindowSettings(), training=True)
-    batch = collate(windows, np.array([0]))
-    inside = batch.input_ids[0, batch.starts[0] : batch.ends[0] + 1]
-    assert [letters.tokens[each] for each in inside] == tokens
-
-
 def test_the_second_of_two_equal_answers_in_a_word(letters):
     """Google's code takes the first, whatever answer_start says."""
     questions = made(["in 1999-1999"], [(0, "the", 8, 12)])
@@ -228,7 +207,7 @@ def test_a_context_of_100_000_characters(letters):
     assert sum(each.sum() for each in max_context(windows, range(len(windows)))) == windows.tokens.bounds[1]
 
 
-@pytest.mark.parametrize("sizes", [(513, 128, 64), (0, 1, 1), (384, 0, 64), (384, 128, 0), (67, 1, 64)])
+@pytest.mark.parametrize("sizes", [(513, 128, 64), (0, 1, 1), (67, 1, 64)])
 def test_sizes_without_room(sizes):
-    with pytest.raises(InputError, match="^--(max_seq_length|doc_stride)"):
+    with pytest.raises(InputError, match="^--max_seq_length"):
         WindowSettings(*sizes)

@@ -128,11 +128,6 @@ def test_a_writer_begins_anew_and_removes_what_it_wrote(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_shards_must_be_whole_pages(tmp_path):
-    with pytest.raises(ValueError, match="page size"):
-        ColumnWriter(str(tmp_path), Column("x", "<i8"), PAGE + 8)
-
-
 def test_a_manifest_that_lies_is_an_input_error(tmp_path):
     described = write(tmp_path, np.arange(2 * PAGE // 8))
     first, second = described["shards"]

@@ -270,9 +270,3 @@ def test_instances_without_predictions(tmp_path):
     batch = source.collate(0, 0, np.arange(6), 24)
     assert source.max_predictions == 1 and not batch.masked_weights.any()
     assert batch.masked_positions.shape == (6, 1) and (batch.input_ids[0] == rows[0]["input_ids"]).all()
-
-
-def test_instances_that_do_not_fit_are_an_error(three_files):
-    store, _ = three_files
-    with pytest.raises(ValueError, match="of up to 24 tokens do not fit into 23"):
-        InstanceSource(store).collate(0, 0, np.array([0]), 23)

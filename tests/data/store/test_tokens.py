@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from data.options import TextConfig
 from data.store.build import build_columns
 from data.store.cache import describe_sources
 from data.store.tokens import (
-    TokenizeUnit,
     TokenStore,
     cached_store,
     entropy,
@@ -29,7 +27,7 @@ from data.store.tokens import (
     token_counts,
     token_store_plan,
 )
-from data.text.corpus import documents, text_units
+from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, lists_of
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
 from tests.data.token_stores import build_store, stored_documents, stores_in
@@ -187,15 +185,6 @@ def test_text_that_cannot_be_trained_on_is_an_input_error(tmp_path, settings, co
     with pytest.raises(InputError, match=rf"{message} .*blank\.txt"):
         cached_store([str(path)], settings, str(tmp_path / "cache"))
     assert stores_in(tmp_path / "cache") == []
-
-
-def test_ids_outside_the_vocabulary_are_refused(text, vocab):
-    def encode(lines, stream):
-        return np.full(len(lines), 1_000_000, dtype=np.int32), np.arange(1, len(lines) + 1)
-
-    settings = SimpleNamespace(vocabulary=vocab, build=lambda: SimpleNamespace(encode=encode))
-    with pytest.raises(InputError, match="outside the vocabulary of 2000"):
-        TokenizeUnit(settings, TextConfig())(text_units([text])[0], 0, {})
 
 
 # Frequencies of a text's tokens, and what a model can reach that knows nothing else

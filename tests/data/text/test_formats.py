@@ -334,7 +334,7 @@ def test_far_into_a_huge_file_messages_name_the_byte_when_skipping(tmp_path):
         handle.seek(offset - 1)  # sparse: takes no room
         handle.write(b"\nbad\xff\ngood\n")
     messages = []
-    problems = Problems(str(path), offset, True, messages.append)
+    problems = Problems(str(path), offset, messages.append)
     blocks = list(line_blocks(str(path), offset, offset + 10, MIB, problems))
     assert [line for _, lines in blocks for line in lines] == [None, "good"]
     assert messages == [f"{path}, near byte {offset}: byte 4 is not valid UTF-8"]
@@ -348,7 +348,7 @@ def test_the_longest_line_allowed(tmp_path, limit, last):
     lines = [b"a" * limit, b"b" * (limit + 1), b"", b"c" * limit, b"d" * (3 * limit + 1), b"e", b"f" * limit]
     path = write(tmp_path / "text", b"\n".join(lines) + last)
     messages = []
-    problems = Problems(path, 0, True, messages.append)
+    problems = Problems(path, 0, messages.append)
     blocks = list(line_blocks(path, 0, Path(path).stat().st_size, limit, problems))
     assert [line for _, found in blocks for line in found] == [
         line.decode() if len(line) <= limit else None for line in lines

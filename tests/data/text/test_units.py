@@ -44,8 +44,9 @@ def write(path, content):
     return str(path)
 
 
-def in_units(paths, text_settings, unit_bytes):
-    """Sentences and ends of documents as a builder sees them, and the messages about bad lines."""
+def in_units(paths, text_settings, unit_bytes=1 << 62):
+    """Sentences and ends of documents as a builder sees them, and the messages about bad lines. By default a
+    file is one unit."""
     result, messages = [], []
     units = text_units(paths, text_settings, unit_bytes)
     for unit in units:
@@ -54,11 +55,6 @@ def in_units(paths, text_settings, unit_bytes):
                 result.append(sentence)
     assert_tiled(paths, units)
     return result, messages
-
-
-def in_one(paths, text_settings):
-    messages = []
-    return list(sentences(paths, text_settings, messages.append)), messages
 
 
 def assert_tiled(paths, units):
@@ -80,7 +76,7 @@ def assert_tiled(paths, units):
 )
 def test_parts_of_every_size_give_the_whole(tmp_path, content, text_settings):
     paths = [write(tmp_path / "a", content), write(tmp_path / "b", content)]
-    whole = in_one(paths, text_settings)
+    whole = in_units(paths, text_settings)
     for unit_bytes in range(1, len(content) + 2):
         assert in_units(paths, text_settings, unit_bytes) == whole
 
@@ -110,7 +106,7 @@ def test_parts_of_generated_files_give_the_whole(lines, closed, newline, unit_by
         path = os.path.join(directory, "text")
         with open(path, "wb") as handle:
             handle.write(content)
-        whole, messages = in_one([path], text_settings)
+        whole, messages = in_units([path], text_settings)
         assert in_units([path], text_settings, unit_bytes) == (whole, messages)
         assert not whole or whole[-1] is None
         for first, second in zip([None, *whole], whole):
@@ -131,7 +127,7 @@ def test_lines_longer_than_the_blocks_that_are_read(tmp_path):
     long = ("word " * 150_000).encode() + b"end."  # 0.75 MB, below the limit of 1 MiB
     content = b"".join(b"%d\n" % i * 1000 + long + b"\n\n" for i in range(4)) + long
     path = write(tmp_path / "a", content)
-    whole = in_one([path], TextConfig())
+    whole = in_units([path], TextConfig())
     assert whole[1] == [] and sum(sentence is not None for sentence in whole[0]) == 4005
     for unit_bytes in (1000, 1 << 18, 1 << 20, 3_000_000):
         assert in_units([path], TextConfig(), unit_bytes) == whole
@@ -157,15 +153,15 @@ def test_a_packed_file_is_its_text(tmp_path, program):
     plain, long = TextConfig("lines", skip_bad_records=True), b"long " * 210_000 + b"\n1"
     cases = [(content, MANY) for content in (LINES, DOCS, JSON, b"a\xff\nb", b"a line of text\n" * 80_000)]
     for content, text_settings in (*cases, (DOCS, plain), (long, plain)):
-        whole, messages = in_one([write(tmp_path / "plain", content)], text_settings)
+        whole, messages = in_units([write(tmp_path / "plain", content)], text_settings)
         path = write(tmp_path / "text.txt", pack(content[:9]) + pack(content[9:]))
-        found = in_one([path], text_settings)
+        found = in_units([path], text_settings)
         assert found[0] == whole and len(found[1]) == len(messages)
         assert all(each.startswith(f"{path}, near byte ") for each in found[1])
         assert in_units([path], text_settings, 1000) == found
         assert len(text_units([path], text_settings, 1000)) == 1
     with pytest.raises(InputError, match=f"{path}, line 1: the line is longer"):
-        in_one([path], TextConfig())
+        in_units([path], TextConfig())
 
 
 @pytest.mark.parametrize("program", PACKED)
@@ -177,7 +173,7 @@ def test_a_damaged_packed_file_is_one_line(tmp_path, program):
         write(tmp_path / "text", content)
         message = f"^{path} is packed by {program}, and damaged or cut off"
         with pytest.raises(InputError, match=message) as raised:
-            in_one([path], MANY)
+            in_units([path], MANY)
         assert "\n" not in str(raised.value)
 
 
@@ -230,11 +226,6 @@ def test_a_named_pipe_is_refused_at_once(tmp_path):
         expand_inputs(str(tmp_path / "pipe"), "--input")
     with pytest.raises(InputError, match="pipe is not a regular file"):
         text_units([str(tmp_path / "pipe")])
-
-
-def test_an_unknown_format_names_the_flag():
-    with pytest.raises(InputError, match="--text_format html: must be one of auto, lines"):
-        TextConfig("html")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ pytest.importorskip("sentencepiece")
 WORKER = """
 import random, sys
 from base.errors import InputError
-from data.tokenizing.tokenizer import SentencePieceTokenizer, load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.tokenizer import lists_of
 model, copy, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 good = open(model, "rb").read()
@@ -47,8 +47,8 @@ for seed in range(count):
     print(seed, flush=True)
     try:
         vocab = load_sentencepiece(copy)
-        assert len(lists_of(*SentencePieceTokenizer(copy, vocab).encode(text))) == len(text)
-        SentencePieceTokenizer(copy, vocab, nbest=-1, alpha=0.1).encode(text[:40])
+        assert len(lists_of(*TokenizerSettings(vocab, copy).build().encode(text))) == len(text)
+        TokenizerSettings(vocab, copy, nbest=-1, alpha=0.1).build().encode(text[:40])
         outcomes["used"] += 1
     except InputError as error:
         assert copy in str(error) and "\\n" not in str(error), error

@@ -13,7 +13,7 @@ import pytest
 from base.errors import InputError
 from data.options import TextConfig
 from data.text.sentences import UNKNOWN
-from data.tokenizing.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, lists_of, load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, lists_of, load_sentencepiece
 from data.tokenizing.vocab import (
     SPECIAL_TOKENS,
     load_vocab,
@@ -162,11 +162,11 @@ def digest(path):
 def test_drawn_sentences_are_the_same_at_every_pass_and_in_order(corpus):
     whole = text_of(corpus)
     everything = list(whole.passes("one"))
-    assert len(everything) == whole.sentences == whole.drawn == 400
+    assert len(everything) == whole.sentences == 400
     assert list(whole.passes("two")) == everything
     text = text_of(corpus, max_sentences=37, seed=1)
     drawn = list(text.passes("one"))
-    assert len(drawn) == text.drawn == 37 and text.sentences == 400
+    assert len(drawn) == 37 and text.sentences == 400
     assert drawn == list(text.passes("two")) == list(text_of(corpus, max_sentences=37, seed=1).passes("x"))
     assert drawn != list(text_of(corpus, max_sentences=37, seed=2).passes("x"))
     places = [everything.index(sentence) for sentence in drawn]
@@ -220,7 +220,7 @@ def test_sentencepiece_training_is_repeatable_and_its_model_spells_the_text(
     vocab = load_sentencepiece(str(tmp_path / "one.model"))
     assert size == len(vocab) == 110
     assert vocab.tokens[:5] == SPECIAL_TOKENS and vocab.special_ids == (0, 1, 2, 3, 4)
-    tokenizer = SentencePieceTokenizer(str(tmp_path / "one.model"), vocab, cased)
+    tokenizer = TokenizerSettings(vocab, str(tmp_path / "one.model"), cased).build()
     lines = list(text_of(corpus).passes("x"))
     encoded = lists_of(*tokenizer.encode(lines))
     assert not any(vocab.unk_id in ids for ids in encoded)
