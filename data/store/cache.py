@@ -53,8 +53,9 @@ def describe_sources(
         keys = [os.path.realpath(path) for path in paths]
         known: list[str | None] = []
         for key, fact in zip(keys, facts):
-            *remembered, checksum = memo.get(key, [None])
-            known.append(checksum if remembered == fact else None)
+            entry: Any = memo.get(key)
+            fits = isinstance(entry, list) and len(entry) == 4 and entry[:3] == fact
+            known.append(entry[3] if fits and isinstance(entry[3], str) else None)
         missing = [index for index, checksum in enumerate(known) if checksum is None]
         if missing:
             total = sum(facts[index][0] for index in missing)
