@@ -264,6 +264,9 @@ def make_windows(
 
     As in Google's code the next window begins `doc_stride` tokens later, the last one ends with the context,
     and an answer counts for a window that holds all of it.
+
+    Raises:
+        InputError: no question can be trained on.
     """
     encoder = OffsetEncoder(tokenizer)
     tokens = _encode_parts(encoder, (*questions.contexts, *questions.texts))
@@ -275,6 +278,8 @@ def make_windows(
     if training:
         answers = answer_tokens(questions, tokens, encoder)
         kept = (answers[1] >= answers[0]) | (questions.answer_starts < 0)
+        if not kept.any():
+            raise InputError(f"{questions.name}: no answer has a token, so there is nothing to train on")
     # Windows of each question
     room = settings.max_seq_length - SPECIAL - query_lengths
     step = np.minimum(settings.doc_stride, room)
