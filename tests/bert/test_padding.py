@@ -14,7 +14,6 @@ from bert.configuration import named_config
 from bert.fused import places_of
 from bert.model import build_model, initialize, trainable
 from bert.operators import check_fused
-from bert.weights.names import names_of
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
 from tasks.pretraining.loss import FusedPretrainingLoss
@@ -114,15 +113,15 @@ def test_logits_are_those_of_the_float64_reference(dtype: str, tolerance: float,
     bert = build_model(config, VOCAB_SIZE, dropout=0.0)
     initialize(bert, mx.cpu(), "float32", seed=0)
     rng = np.random.default_rng(0)
-    named: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, parameter in trainable(bert).items():
         parameter.set_data(parameter.data() + mx.nd.array(rng.normal(0, 0.1, parameter.shape)))
-        named[names_of(name).huggingface] = parameter.data().asnumpy()
+        parameters[name] = parameter.data().asnumpy()
     network = FusedScores(bert, config, dtype, 0.0, head_products=["decoder.0.weight"])
     network.pack_weights()
     network.remove_padding()
     network.hybridize(static_alloc=True, static_shape=True)
-    of = reference.HuggingFace(named, config.epsilon)
+    of = reference.of_structural(parameters, config.epsilon)
     for lengths, longest in BATCHES:
         batch = batch_of(lengths, longest)
         arrays = (batch.input_ids, batch.segment_ids, batch.valid_lengths, batch.masked_positions)
