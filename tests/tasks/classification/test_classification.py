@@ -43,11 +43,11 @@ def reference(task: Classification, parameters: Parameters, factor: float) -> tu
     return total * factor, [total, right], outputs
 
 
-@pytest.mark.parametrize("operators", SETTINGS, ids="-".join)
+@pytest.mark.parametrize("operators", SETTINGS)
 @pytest.mark.parametrize("name", TASKS)
 def test_loss_sums_outputs_and_gradients_are_the_references(name, operators):
     task = TASKS[name]
-    network = network_of(task, *operators)
+    network = network_of(task, operators)
     check_task(task, network, batch_of(task), lambda parameters: reference(task, parameters, 1 / 3))
 
 

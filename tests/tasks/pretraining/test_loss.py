@@ -13,15 +13,13 @@ from bert.configuration import BertConfig, named_config
 from data.pretraining.sources import Batch
 from tasks.pretraining.loss import SUMS
 from tests.bert.reference import logits, of_structural, sequence
-from tests.tasks.heads import check_gradients
+from tests.tasks.heads import check_gradients, network_of, values_of
 from tests.training.tiny import (
     TASK,
     VOCAB_SIZE,
     gradients,
     random_batch,
     relative_difference,
-    tiny_network,
-    weights,
 )
 
 
@@ -92,17 +90,12 @@ def config(setting):
 
 @pytest.fixture(scope="module")
 def network(setting):
-    operators, _, removes = setting[1].partition(" without ")
-    network = tiny_network(model=setting[0], spread=0.2, operators=operators)
-    network.pack_weights()
-    if removes:
-        network.remove_padding()
-    return network
+    return network_of(TASK, setting[1], config=setting[0])
 
 
 @pytest.fixture(scope="module")
 def parameters(network):
-    return {name: array.astype(np.float64) for name, array in weights(network).items()}
+    return values_of(network)
 
 
 @pytest.fixture

@@ -64,9 +64,9 @@ def reference(
     return total * factor, [total, right], logits.transpose(0, 2, 1)
 
 
-@pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
+@pytest.fixture(scope="module", params=SETTINGS)
 def network(request):
-    return network_of(TASK, *request.param)
+    return network_of(TASK, request.param)
 
 
 def test_loss_sums_logits_and_gradients_are_the_references(network):
