@@ -4,7 +4,7 @@ imported."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -123,22 +123,18 @@ class AnswerCollector:
         write_predictions(answers, evaluated.folder, threshold)
         if not evaluated.scored:
             return {}
-        return dict(_scores(asked.questions, answers, threshold))
+        predictions = answers.predictions(threshold)
+        if not answers.version_2:
+            return dict(score_v1(asked.questions, predictions))
+        found = score_v2(asked.questions, predictions, answers.odds())
+        return {
+            "exact_match": found["exact"],
+            "f1": found["f1"],
+            **{name: value for name, value in found.items() if name not in ("exact", "f1", "total")},
+            "null_score_diff_threshold": threshold,
+        }
 
     def _answers(self, asked: Asked, arrays: Sequence[np.ndarray]) -> Answers:
         whole = Logits(asked.windows)
         whole.start[:], whole.end[:], whole.filled[:] = arrays
         return answer(asked.questions, asked.windows, whole, self._evaluated.settings)
-
-
-def _scores(questions: Questions, answers: Answers, threshold: float) -> Mapping[str, float]:
-    predictions = answers.predictions(threshold)
-    if not answers.version_2:
-        return score_v1(questions, predictions)
-    found = score_v2(questions, predictions, answers.odds())
-    return {
-        "exact_match": found["exact"],
-        "f1": found["f1"],
-        **{name: value for name, value in found.items() if name not in ("exact", "f1", "total")},
-        "null_score_diff_threshold": threshold,
-    }
