@@ -68,15 +68,12 @@ class EvaluationWindows:
     def collate(self, examples: np.ndarray, padded: int) -> QuestionBatch:
         """The windows with these numbers as a batch, those to tune on last; starts and ends are not known:
         -1."""
-        first = len(self.asked.windows)
-        chosen = [(self.asked, examples[examples < first], 0)]
-        if self.tuning is not None:
-            chosen.append((self.tuning, examples[examples >= first] - first, first))
-        batches = [
-            collate(each.windows, own, padded)._replace(examples=own + begin)
-            for each, own, begin in chosen
-            if len(own)
-        ]
+        batches, first = [], 0
+        for each in self.parts:
+            own = examples[(examples >= first) & (examples < first + len(each.windows))]
+            if len(own):
+                batches.append(collate(each.windows, own - first, padded)._replace(examples=own))
+            first += len(each.windows)
         batch = QuestionBatch(*(np.concatenate(columns) for columns in zip(*batches)))
         unknown = np.full(len(examples), -1, dtype=np.int32)
         return batch._replace(starts=unknown, ends=unknown)
