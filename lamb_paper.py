@@ -80,10 +80,6 @@ class Stage:
     source: str
     warnings: tuple[str, ...] = ()
 
-    def options(self) -> str:
-        """Options of the training scripts for this stage, on one line; the floats read back unchanged."""
-        return _options([self])
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -104,7 +100,7 @@ class Plan:
 
     def options_of(self, stage: Stage) -> str:
         """Options of the training scripts for one stage of it, on one line."""
-        return stage.options() + self._pipeline()
+        return _options([stage]) + self._pipeline()
 
     def _pipeline(self) -> str:
         return f" --pipeline_stages {self.pipeline_stages}" if self.pipeline_stages > 1 else ""
@@ -164,10 +160,9 @@ def stage_for_run(
     stage decides which of the baseline's step counts the run has to match.
 
     Raises:
-        InputError: a count below one, sequences above 512 tokens, or a GPU that cannot hold one sequence.
+        InputError: sequences above 512 tokens, or a GPU that cannot hold one sequence.
     """
-    _check_sizes(world_size, tokens_per_gpu, max_seq_length, baseline, stage)
-    _at_least_one("--accumulate", accumulate)
+    _check_sizes(tokens_per_gpu, max_seq_length, stage)
     if stage is None:
         stage = 1 if max_seq_length <= STAGE_LENGTHS[0] else 2
     tokens = world_size * tokens_per_gpu * accumulate
@@ -235,8 +230,7 @@ def plan_for_target(
     for n in recipe.stages:
         length, target, baseline = recipe.max_seq_lengths[n - 1], targets[n - 1], recipe.baseline
         tokens = in_stage(tokens_per_gpu, n)
-        _check_sizes(num_gpus, tokens, length, baseline, n)
-        _at_least_one(flags[n - 1], target)
+        _check_sizes(tokens, length, n)
         one_pass = Fraction(num_gpus * tokens, length)
         exact = target / one_pass
         if exact.denominator != 1:
@@ -370,26 +364,15 @@ def _options(stages: Sequence[Stage]) -> str:
     )
 
 
-def _check_sizes(
-    num_gpus: int, tokens_per_gpu: int, length: int, baseline: Baseline, stage: int | None
-) -> None:
-    tokens_flag = "--tokens_per_gpu (the training scripts' --batch_size)"
-    length_flag = "--max_seq_length" if stage is None else f"--max_seq_length_{stage}"
-    _at_least_one("--num_gpus", num_gpus)
-    _at_least_one(tokens_flag, tokens_per_gpu)
-    _at_least_one(length_flag, length)
-    _at_least_one("--baseline_batch_size", baseline.batch_size)
-    _at_least_one("--baseline_steps_1", baseline.steps[0])
-    _at_least_one("--baseline_steps_2", baseline.steps[1])
+def _check_sizes(tokens_per_gpu: int, length: int, stage: int | None) -> None:
+    flag = "--max_seq_length" if stage is None else f"--max_seq_length_{stage}"
     if length > LONGEST:
-        raise InputError(f"{length_flag} {length}: BERT has positions for {LONGEST} tokens and no more")
+        raise InputError(f"{flag} {length}: BERT has positions for {LONGEST} tokens and no more")
     if tokens_per_gpu < length:
-        raise InputError(f"{tokens_flag} {tokens_per_gpu}: a GPU cannot hold one sequence of {length} tokens")
-
-
-def _at_least_one(flag: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{flag} {value}: must be at least 1")
+        raise InputError(
+            f"--tokens_per_gpu (the training scripts' --batch_size) {tokens_per_gpu}: a GPU cannot hold one "
+            f"sequence of {length} tokens"
+        )
 
 
 def _source(batch_size: float) -> str:

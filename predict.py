@@ -263,9 +263,9 @@ def answer(
         InputError: operators or padding that cannot be had, weights that cannot be read, or outputs that
             are not finite.
     """
-    from tasks.pretraining.scores import Encoded, Predictor
+    from tasks.pretraining.scores import Computing, Encoded, Predictor
 
-    predictor = Predictor(weights, config.operators, config.padding)
+    predictor = Predictor(weights, Computing(config.operators, config.padding))
     for start in range(0, len(asked), config.batch_size):
         batch = asked[start : start + config.batch_size]
         found = predictor([Encoded(each.ids, each.segments, each.masks) for each in batch])

@@ -112,7 +112,10 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
             value of its kind, or asks for another network than this code's.
     """
     source = f"{flag} {path}"
-    content = _read(path, source)
+    try:
+        content = read_json_object(path, MOST_BYTES, source)
+    except InputError as error:
+        raise InputError(f"{error}; name the model's bert_config.json") from error
     _check_fixed(content, _FIXED, source)  # first: sizes have other names in the files of other models
     sizes: dict[str, Any] = {field: _size(content, key, source) for key, field in SIZE_KEYS.items()}
     tied = content.get(_TIED, True)
@@ -137,13 +140,6 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
         hidden_act=hidden_act,
         gelu_open=activation is None,
     )
-
-
-def _read(path: str, source: str) -> Mapping[str, Any]:
-    try:
-        return read_json_object(path, MOST_BYTES, source)
-    except InputError as error:
-        raise InputError(f"{error}; name the model's bert_config.json") from error
 
 
 def _size(content: Mapping[str, Any], key: str, source: str) -> int:

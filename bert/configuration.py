@@ -155,11 +155,11 @@ def parse_model(name: str) -> tuple[int, int, int]:
         raise InputError(
             f"--model {name}: use bert_12_768_12, bert_24_1024_16 or any other bert_LAYERS_UNITS_HEADS"
         )
-    if max(map(len, match.groups())) > len(str(MOST_UNITS)):
+    sizes = match.groups()
+    too_long = max(map(len, sizes)) > len(str(MOST_UNITS))  # Python does not read thousands of digits
+    if too_long or int(sizes[0]) > MOST_LAYERS or int(sizes[1]) > MOST_UNITS:
         raise InputError(f"--model {name}: at most {MOST_LAYERS:,} layers and {MOST_UNITS:,} units")
-    layers, units, heads = (int(part) for part in match.groups())
-    if layers > MOST_LAYERS or units > MOST_UNITS:
-        raise InputError(f"--model {name}: at most {MOST_LAYERS:,} layers and {MOST_UNITS:,} units")
+    layers, units, heads = map(int, sizes)
     if units % heads:
         raise InputError(f"--model {name}: {heads} heads do not divide {units} units")
     return layers, units, heads

@@ -9,12 +9,11 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from bert.arrays import on_device
-from bert.configuration import BFLOAT16X3, BertConfig, Dropout
+from bert.configuration import BertConfig, Dropout
 from bert.model import trainable
 from bert.part import ModelPart, whole
 
 _SQUARES = "squares"  # among the weights: 0, whose gradient is the sum of squares that layers have counted
-_DTYPES = ("float32", "bfloat16", BFLOAT16X3)
 # Rows are rounded up to a multiple: in float32 oneDNN makes a product for each number of rows, and keeps it.
 _ROWS_MULTIPLE = 16
 
@@ -49,8 +48,6 @@ class FusedBert(mx.gluon.HybridBlock):
         part: ModelPart | None = None,
     ):
         super().__init__(prefix="fused_")
-        if dtype not in _DTYPES:
-            raise ValueError(f"the fused operators compute in {', '.join(_DTYPES)}, not in {dtype}")
         self._dtype = dtype
         self._dropout = Dropout.of(dropout)
         self._config = config

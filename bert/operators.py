@@ -21,7 +21,7 @@ NEWEST = "bert_muon"
 _MULTIPLIES = "BERT_OPERATORS_BF16"  # the variable that says how bfloat16 is multiplied, for tests
 
 
-def load_operators(path: str = LIBRARY) -> bool:
+def load_operators() -> bool:
     """Makes the operators known to MXNet; False where the library has not been built.
 
     Raises:
@@ -30,16 +30,17 @@ def load_operators(path: str = LIBRARY) -> bool:
     """
     if hasattr(mx.nd, "bert_bias_gelu"):
         return True
-    if not os.path.exists(path):
+    if not os.path.exists(LIBRARY):
         return False
     # libmxnet.so contains an older oneDNN under the same names as the one our library is linked to, and
     # Horovod makes libmxnet's names global: our library must look into its own dependencies first.
-    ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
-    check_call(_LIB.MXLoadLib(os.fsencode(os.path.abspath(path)), ctypes.c_uint(0)))
+    ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+    check_call(_LIB.MXLoadLib(os.fsencode(LIBRARY), ctypes.c_uint(0)))
     _register()
     if not hasattr(mx.nd, NEWEST):
         raise InputError(
-            f"{path} is older than this code; make setup builds it anew (--operators mxnet does without it)"
+            f"{LIBRARY} is older than this code; make setup builds it anew "
+            "(--operators mxnet does without it)"
         )
     return True
 

@@ -63,21 +63,6 @@ def build_part(
     return bert
 
 
-def held_parameters(
-    found: mx.gluon.ParameterDict, bert: BERTModel, part: ModelPart
-) -> mx.gluon.ParameterDict:
-    """Those of a block's parameters that are on a part of `bert`, for its `collect_params`: MXNet warns of
-    parameters that a block has and does not use."""
-    others = {
-        parameter.name
-        for name, parameter in bert._collect_params_with_prefix().items()
-        if not part.holds(name)
-    }
-    kept = mx.gluon.ParameterDict(found.prefix)
-    kept.update({name: parameter for name, parameter in found.items() if name not in others})
-    return kept
-
-
 def allocate(bert: BERTModel, part: ModelPart, device: mx.Context, dtype: str) -> None:
     """Gives the parameters of a part of `bert`, from `build_part`, their memory; they hold zeros."""
     bert.cast(dtype)

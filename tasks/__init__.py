@@ -1,7 +1,7 @@
 """The tasks that a network is trained for: batches to losses to figures.
 
 base             the interface of a task
-networks         bases of their networks, on either operators
+networks         the base of their networks on MXNet's operators
 seeds            scores over seeds, and whether two models differ beyond them
 pretraining/     masked language model and next sentence
 squad/           answers to questions as spans of their contexts

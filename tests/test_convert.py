@@ -293,30 +293,6 @@ def test_real_weights(place, to):
     np.testing.assert_allclose(found[seen], expected[seen], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "gluonnlp/model.params",
-        "huggingface/model.safetensors",
-        "huggingface/config.json",
-        f"tensorflow/{TF}.index",
-        f"tensorflow/{TF}.data-00000-of-00001",
-    ],
-)
-def test_files_that_end_too_early(place, capsys, path):
-    """One line, code 2, nothing written."""
-    folder, name = path.split("/")
-    source("gluonnlp")
-    assert folder == "gluonnlp" or run("gluonnlp", folder, "--to", folder) == 0
-    content, before = Path(path).read_bytes(), sorted(os.listdir())
-    for length in (0, 9, len(content) // 2, len(content) - 5):
-        Path(path).write_bytes(content[:length])
-        assert run(folder, "out") == 2
-        (line,) = capsys.readouterr().err.splitlines()[-1:]
-        assert line.startswith("error: INPUT") and (TF if folder == "tensorflow" else name) in line
-        assert sorted(os.listdir()) == before
-
-
 def test_sigterm_leaves_nothing(place):
     """Sent while the folder is being written."""
     source("ours")

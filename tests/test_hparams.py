@@ -182,12 +182,6 @@ def test_batch_size_without_check_points_to_what_was_meant(args, flags, run):
         assert command.partition(" -- ")[2] == args.partition(" -- ")[2]
 
 
-def test_check_counts_sequences_without_use_avg_len(run):
-    args = "--check --num_gpus 8 --batch_size 64 --max_seq_length 128 --num_steps 900000"
-    assert run(args)[0] == 0
-    assert run(args, "--use_avg_len")[0] == 2  # 64 tokens are no sequence
-
-
 CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
 
 
@@ -308,7 +302,6 @@ def test_launch_passes_the_users_options_on(run, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "sockets", "mapping"),
     [
-        ("a slots=8\nb slots=8\n", None, "-map-by ppr:4:socket -bind-to socket"),
         ("a slots=16\n", None, "-map-by ppr:8:socket -bind-to socket"),
         ("a slots=2\n", None, "-map-by ppr:2:socket -bind-to socket"),
         ("a slots=8\n", 1, "-map-by ppr:8:socket -bind-to socket"),

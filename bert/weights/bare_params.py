@@ -52,9 +52,7 @@ def distinct_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:
     return found
 
 
-def check_index(
-    source: str, arrays: Mapping[str, Tensor], expected: Mapping[str, Shape], tied: bool = True
-) -> None:
+def check_index(source: str, arrays: Mapping[str, Tensor], expected: Mapping[str, Shape], tied: bool) -> None:
     """Compares the names, shapes and dtypes of a file with those of the model.
 
     Of the word embedding and the decoder's weight, where they are one array, one is enough.
@@ -111,7 +109,7 @@ def check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool = True) -> None:
+def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool) -> None:
     """Reads all numbers of a file, at most two arrays at a time.
 
     Raises:

@@ -23,9 +23,6 @@ from bert.weights.spellings import Spelling, gluonnlp, huggingface, is_object_pa
 from bert.weights.tensors import Tensor, Weights
 
 GLUONNLP, HUGGINGFACE, TENSORFLOW, PYTORCH = "gluonnlp", "huggingface", "tensorflow", "pytorch"
-# "gelu" is tanh in Google's code and NVIDIA's for TensorFlow, and the error function everywhere else.
-GELU = {GLUONNLP: "erf", HUGGINGFACE: "erf", TENSORFLOW: "tanh", PYTORCH: "erf"}
-
 
 _Reader = tuple[str, Callable[[str], Mapping[str, Tensor]]]  # of a format: its name in `Weights`, and files
 _PARAMS: _Reader = (GLUONNLP, params_file.read_index)
@@ -82,10 +79,12 @@ def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weig
         spelling = object_paths(tensors) if any(map(is_object_path, tensors)) else tensorflow
     if kind == PYTORCH and os.path.basename(path) == "pytorch_model.bin":
         kind = HUGGINGFACE
-    beside = look_beside(os.path.dirname(path) or ".", flag, GELU[kind])
+    # "gelu" is tanh in Google's code and NVIDIA's for TensorFlow, and the error function everywhere else.
+    gelu = "tanh" if kind == TENSORFLOW else "erf"
+    beside = look_beside(os.path.dirname(path) or ".", flag, gelu)
     if beside.config is None:
         says = config is not None and (kind != TENSORFLOW or config.activation == RELU)
-        beside = replace(beside, activation=config.activation if config and says else GELU[kind])
+        beside = replace(beside, activation=config.activation if config and says else gelu)
     return assemble(source, kind, tensors, spelling, beside, config)
 
 

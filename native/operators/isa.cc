@@ -51,6 +51,4 @@ Isa isa() {
   return chosen;
 }
 
-const char* isa_name() { return kNames[static_cast<int>(isa())]; }
-
 }  // namespace operators

@@ -10,8 +10,6 @@ enum class Isa { baseline, avx2, avx512, avx512_bf16, amx };
 // Throws std::runtime_error for a name that is unknown or beyond this processor.
 Isa isa();
 
-const char* isa_name();
-
 }  // namespace operators
 
 // DECLARE_KERNELS(void f(int n); void g(float x);) declares both in every build's namespace.

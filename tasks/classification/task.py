@@ -13,10 +13,11 @@ from gluonnlp.model.bert import BERTModel
 from bert.arrays import on_device
 from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
+from bert.fused import FusedBert
 from bert.model import POOLER, initialize_head
 from data.classification.features import Batch
 from tasks.base import Floors, Panel, Task, ratio
-from tasks.networks import FusedBertBelow, PlainBert
+from tasks.networks import PlainBert
 
 
 class LabelHead(mx.gluon.HybridBlock):
@@ -63,7 +64,7 @@ class LabelLoss(PlainBert):
         return self.head(pooled, *labels)
 
 
-class FusedLabelLoss(FusedBertBelow):
+class FusedLabelLoss(FusedBert):
     """The same on the fused operators: above its attention the top layer computes only the first token."""
 
     def hybrid_forward(
@@ -105,9 +106,10 @@ class Classification(Task):
         initialize_head(head, bert, dtype)
         network: LabelLoss | FusedLabelLoss
         if operators == "fused":
-            network = FusedLabelLoss(bert, head, config, dtype, dropout)
+            network = FusedLabelLoss(bert, config, dtype, dropout)
         else:
-            network = LabelLoss(bert, dtype, head)
+            network = LabelLoss(bert, dtype)
+        network.head = head
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 

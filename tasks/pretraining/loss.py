@@ -116,25 +116,19 @@ class FusedPretrainingLoss(FusedBert):
 
         `given`: the inputs from `masked_ids` on; `decoder`: from Layers.words, None where the decoder's
         weight has a gradient of its own."""
-        F = layers.F
+        F, weights = layers.F, layers.weights
         classified = classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
         masked = F.slice_axis(x, axis=1, begin=1, end=None)
-        mlm = self._decode(layers, masked, given[0], given[1], decoder)
-        return _with_next_sentence(F, mlm, classified, given[2:])
-
-    def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any, decoder: Any) -> tuple[Any, Any]:
-        """(B, P, U) -> sums of losses and hits (1,)."""
-        F, weights = layers.F, layers.weights
         hidden = F.reshape(transform(layers, masked), shape=(-3, 0))
         of_decoder = [] if decoder is None else [decoder]
         weight = decoder_weight(weights) if decoder is None else weights[_SAME]
         losses, hits, *unread = F.bert_decode_loss(
             hidden, weight, weights["decoder.3.bias"],
-            F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), *of_decoder,
+            F.reshape(given[0], shape=(-1,)), F.reshape(given[1], shape=(-1,)), *of_decoder,
             deferred=len(of_decoder), dtype=layers.dtype,
         )  # fmt: skip
         loss = F.bert_unread(F.sum(losses), *unread, outputs=len(unread))
-        return loss, F.sum(hits)
+        return _with_next_sentence(F, (loss, F.sum(hits)), classified, given[2:])
 
 
 def classify(layers: Layers, first: Any, units: int) -> Any:

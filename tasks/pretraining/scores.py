@@ -106,8 +106,8 @@ class Computing:
     """Operators, padding and dtype of a network, as these options have them. `padding` None:
     removed where the operators can."""
 
-    operators: str = "auto"
-    padding: str | None = KEEP
+    operators: str
+    padding: str | None
     dtype: str = "float32"
 
 
@@ -178,8 +178,8 @@ class TokenScorer:
 class Predictor:
     """Probabilities by a BERT with weights from anywhere, in float32. Raises InputError as `opened`."""
 
-    def __init__(self, weights: Weights, operators: str, padding: str = KEEP):
-        self._network = opened(weights, Computing(operators, padding), Scores, FusedScores, HEADS)
+    def __init__(self, weights: Weights, computing: Computing):
+        self._network = opened(weights, computing, Scores, FusedScores, HEADS)
 
     def __call__(self, batch: Sequence[Encoded]) -> list[Probabilities]:
         """Answers to inputs, which are computed together."""

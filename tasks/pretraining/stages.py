@@ -15,29 +15,36 @@ import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import LAYER_NORM_EPSILON, Dropout
-from bert.part import ModelPart, held_parameters
+from bert.part import ModelPart
 from tasks.networks import PlainBert
 from tasks.pretraining.loss import FusedPretrainingLoss, losses
 
 _HIDDEN = 2  # operators of a layer that drop activations: both branches beside the residual
 
 
-def takes(part: ModelPart) -> slice:
-    """The arrays of a batch that a stage takes: of tokens, segments, lengths, positions, ids and weights of
-    the masks, and labels of the next sentence."""
-    return slice(0 if part.first else 2, None if part.last else 3)
+class OfPart(mx.gluon.HybridBlock):
+    """A network of which only a `part` of `bert` may be used."""
+
+    @property
+    def takes(self) -> slice:
+        """The arrays of a batch that a stage takes: of tokens, segments, lengths, positions, ids and weights
+        of the masks, and labels of the next sentence."""
+        return slice(0 if self.part.first else 2, None if self.part.last else 3)
+
+    def collect_params(self, select: str | None = None) -> mx.gluon.ParameterDict:
+        """Those of the part alone: MXNet warns of parameters that a block has and does not use."""
+        found, own = super().collect_params(select), self.bert._collect_params_with_prefix()
+        others = {parameter.name for name, parameter in own.items() if not self.part.holds(name)}
+        kept = mx.gluon.ParameterDict(found.prefix)
+        kept.update({name: parameter for name, parameter in found.items() if name not in others})
+        return kept
 
 
-class FusedStage(FusedPretrainingLoss):
+class FusedStage(OfPart, FusedPretrainingLoss):
     """A stage on the fused operators. Activations are (B, L, units) float32."""
 
     def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float | Dropout):
         super().__init__(bert, part.config, dtype, dropout, part)
-        self.takes = takes(part)
-
-    def collect_params(self, select: str | None = None) -> mx.gluon.ParameterDict:
-        """Of the part alone."""
-        return held_parameters(super().collect_params(select), self.bert, self.part)
 
     def activations(self, rows: int, length: int) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what travels between stages."""
@@ -73,20 +80,15 @@ class FusedStage(FusedPretrainingLoss):
         return self.losses(layers, x, given)
 
 
-class PlainStage(PlainBert):
+class PlainStage(OfPart, PlainBert):
     """A stage on MXNet's operators, as GluonNLP's BERTModel uses them. Activations are (L, B, units)."""
 
     def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float | Dropout):
         super().__init__(bert, dtype)
         self.part = part
-        self.takes = takes(part)
         self._dropout = Dropout.of(dropout)
         if part.first:
             self._reg_params["positions"] = bert.encoder.position_weight
-
-    def collect_params(self, select: str | None = None) -> mx.gluon.ParameterDict:
-        """Of the part alone."""
-        return held_parameters(super().collect_params(select), self.bert, self.part)
 
     def activations(self, rows: int, length: int) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what travels between stages."""

@@ -113,15 +113,14 @@ class Pretraining(DividedTask):
         evaluations = [
             each for each in metrics if each.get("eval_mlm_loss") is not None and each["step"] == step
         ]
+        last = evaluations[-1] if evaluations else {}
         lines = [_progress(training)] if training else []
-        if evaluations:
-            last = evaluations[-1]
+        if last:
             paired = last["eval_nsp_acc"] is not None
             lines.append(
                 f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%}"
                 + (f"; NSP accuracy {last['eval_nsp_acc']:.1%}" if paired else "")
             )
-        last = evaluations[-1] if evaluations else {}
         if last and (floors.held_out is not None or last.get("eval_context_gain") is not None):
             lines += _judgement(last, "eval_", floors.held_out, floors.transferred)
         elif training:

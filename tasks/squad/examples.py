@@ -4,7 +4,7 @@ imported."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -68,15 +68,12 @@ class EvaluationWindows:
     def collate(self, examples: np.ndarray, padded: int) -> QuestionBatch:
         """The windows with these numbers as a batch, those to tune on last; starts and ends are not known:
         -1."""
-        first = len(self.asked.windows)
-        chosen = [(self.asked, examples[examples < first], 0)]
-        if self.tuning is not None:
-            chosen.append((self.tuning, examples[examples >= first] - first, first))
-        batches = [
-            collate(each.windows, own, padded)._replace(examples=own + begin)
-            for each, own, begin in chosen
-            if len(own)
-        ]
+        batches, first = [], 0
+        for each in self.parts:
+            own = examples[(examples >= first) & (examples < first + len(each.windows))]
+            if len(own):
+                batches.append(collate(each.windows, own - first, padded)._replace(examples=own))
+            first += len(each.windows)
         batch = QuestionBatch(*(np.concatenate(columns) for columns in zip(*batches)))
         unknown = np.full(len(examples), -1, dtype=np.int32)
         return batch._replace(starts=unknown, ends=unknown)
@@ -123,22 +120,18 @@ class AnswerCollector:
         write_predictions(answers, evaluated.folder, threshold)
         if not evaluated.scored:
             return {}
-        return dict(_scores(asked.questions, answers, threshold))
+        predictions = answers.predictions(threshold)
+        if not answers.version_2:
+            return dict(score_v1(asked.questions, predictions))
+        found = score_v2(asked.questions, predictions, answers.odds())
+        return {
+            "exact_match": found["exact"],
+            "f1": found["f1"],
+            **{name: value for name, value in found.items() if name not in ("exact", "f1", "total")},
+            "null_score_diff_threshold": threshold,
+        }
 
     def _answers(self, asked: Asked, arrays: Sequence[np.ndarray]) -> Answers:
         whole = Logits(asked.windows)
         whole.start[:], whole.end[:], whole.filled[:] = arrays
         return answer(asked.questions, asked.windows, whole, self._evaluated.settings)
-
-
-def _scores(questions: Questions, answers: Answers, threshold: float) -> Mapping[str, float]:
-    predictions = answers.predictions(threshold)
-    if not answers.version_2:
-        return score_v1(questions, predictions)
-    found = score_v2(questions, predictions, answers.odds())
-    return {
-        "exact_match": found["exact"],
-        "f1": found["f1"],
-        **{name: value for name, value in found.items() if name not in ("exact", "f1", "total")},
-        "null_score_diff_threshold": threshold,
-    }

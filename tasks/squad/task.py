@@ -12,10 +12,11 @@ from gluonnlp.model.bert import BERTModel
 from bert.arrays import on_device
 from bert.configuration import BertConfig, Dropout
 from bert.flops import Size, forward_flops
+from bert.fused import FusedBert
 from bert.model import initialize_head
 from data.questions.windows import QuestionBatch
 from tasks.base import Floors, Panel, Task, ratio
-from tasks.networks import FusedBertBelow, PlainBert
+from tasks.networks import PlainBert
 
 SUMS = ("span_loss", "span_correct")  # the order of the second output
 _MASKED = -1e9  # a logit behind a window's last token: its probability is 0 in float32
@@ -78,7 +79,7 @@ class SpanLoss(PlainBert):
         return self.head(tokens, valid_lengths, *labels)
 
 
-class FusedSpanLoss(FusedBertBelow):
+class FusedSpanLoss(FusedBert):
     """The same on the fused operators."""
 
     def hybrid_forward(
@@ -115,9 +116,10 @@ class QuestionAnswering(Task):
         initialize_head(head, bert, dtype)
         network: SpanLoss | FusedSpanLoss
         if operators == "fused":
-            network = FusedSpanLoss(bert, head, config, dtype, dropout)
+            network = FusedSpanLoss(bert, config, dtype, dropout)
         else:
-            network = SpanLoss(bert, dtype, head)
+            network = SpanLoss(bert, dtype)
+        network.head = head
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 

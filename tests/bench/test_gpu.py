@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import gpu
-from bench.gpu import Failed, Result, Work, check, report, started, without_code
+from bench.gpu import NOTICE, Failed, Result, Work, check, report, started, without_code
 from bench.ours import Kind, Network
 from bert.configuration import named_config
 from bert.model import network_parameters
@@ -42,7 +42,8 @@ def test_the_measuring_code_runs_on_the_cpu(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     rows = json.loads(path.read_text("utf-8"))["results"]
     assert [row["part"] for row in rows] == ["precision", "memory"] and "allocate" in rows[1]["seen"]
-    assert "this CPU: a trial" in result.stdout and result.stdout.strip().endswith("passed: all 2 checks")
+    assert "this CPU: a trial" in result.stdout and NOTICE in result.stdout
+    assert result.stdout.strip().endswith("passed: all 2 checks")
 
 
 def test_float16_has_parameters_of_its_own():

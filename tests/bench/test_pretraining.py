@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.harness import VOCAB_SIZE
+from bench.harness import NOTICE, VOCAB_SIZE
 from bench.pretraining import OURS, TOLERANCE, TORCH, Training, compare, lines_of
 from bench.trainings import Settings
 from bench.workers import find_torch_python
@@ -22,6 +22,7 @@ def test_quick(tmp_path, tmp_path_factory):
     words = ["-m", "bench.pretraining", "--quick", "--json", str(figures), "--plot", str(picture)]
     text = {"BENCH_TEXT": str(built_once(tmp_path_factory, VOCAB_SIZE))}
     result = run_command([sys.executable, *words], env=text, cwd=ROOT).check()
+    assert result.stdout.rstrip().endswith(NOTICE)
     found = json.loads(figures.read_text())
     for curve in found["trainings"][OURS].values():
         assert len(curve["losses"]) == 40 and len(curve["held_out"]) == len(curve["seconds"]) + 1 == 5

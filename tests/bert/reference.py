@@ -18,6 +18,8 @@ from typing import Mapping
 
 import numpy as np
 
+from bert.weights.names import names_of
+
 Arrays = Mapping[str, np.ndarray]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -96,6 +98,13 @@ class HuggingFace(Google):
 
     def next_sentence(self, pooled: np.ndarray) -> np.ndarray:
         return self.dense(pooled, "cls/seq_relationship")
+
+
+def of_structural(parameters: Arrays, epsilon: float) -> HuggingFace:
+    """Parameters by GluonNLP's structural names, those of a task's head left out."""
+    heads = ("span_classifier.", "label_classifier.")
+    own = {name: array for name, array in parameters.items() if not name.startswith(heads)}
+    return HuggingFace({names_of(name).huggingface: array for name, array in own.items()}, epsilon)
 
 
 def sequence(

@@ -11,8 +11,9 @@ import pytest
 
 from bert.configuration import Dropout
 from bert.model import trainable
+from tests.bert.test_fused import losses
 from tests.training.small_runs import trained
-from tests.training.tiny import TASK, gradients, random_batch, relative_difference, tiny_network
+from tests.training.tiny import gradients, random_batch, relative_difference, tiny_network
 
 pytestmark = pytest.mark.usefixtures("fused_operators")
 BATCH = random_batch(np.random.default_rng(1), 3, 16, 4)
@@ -26,10 +27,7 @@ def loss_of(network: Any, seed: int = 0) -> float:
     """The training loss of one batch; gradients are left in the parameters."""
     network.pack_weights()
     mx.random.seed(seed)
-    with mx.autograd.record():
-        loss, _ = network(*TASK.inputs(BATCH, mx.cpu()), mx.nd.array([0.7]), mx.nd.array([1.3]))
-    loss.backward()
-    return float(loss.asscalar())
+    return losses(network, BATCH)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -54,7 +52,7 @@ def test_two_rates_that_drop_the_same_elements_are_one(packs: bool, dtype: str) 
 def test_each_rate_drops_what_it_is_of(operators: str) -> None:
     """Probabilities do not matter where the attention's values are zero."""
 
-    def losses(rates: Dropout, values: bool) -> set[float]:
+    def found(rates: Dropout, values: bool) -> set[float]:
         network = network_with(rates, operators)
         if not values:
             for name, parameter in trainable(network.bert).items():
@@ -62,23 +60,23 @@ def test_each_rate_drops_what_it_is_of(operators: str) -> None:
                     parameter.set_data(mx.nd.zeros(parameter.shape))
         return {loss_of(network, seed) for seed in range(3)}
 
-    assert len(losses(Dropout(0, 0.5), values=True)) == 3
-    assert len(losses(Dropout(0, 0.5), values=False)) == 1
-    assert len(losses(Dropout(0.5, 0), values=False)) == 3
-    assert losses(Dropout(0, 0.5), values=False) == losses(Dropout(0, 0), values=False)
+    assert len(found(Dropout(0, 0.5), values=True)) == 3
+    assert len(found(Dropout(0, 0.5), values=False)) == 1
+    assert len(found(Dropout(0.5, 0), values=False)) == 3
+    assert found(Dropout(0, 0.5), values=False) == found(Dropout(0, 0), values=False)
 
 
 @pytest.mark.parametrize("operators", ["fused", "mxnet"])
 def test_the_attention_drops_its_share(operators: str) -> None:
     """One layer, linear in what is dropped but for the norm: means over masks approach the value without."""
     without = loss_of(network_with(0.0, operators, model="bert_1_32_4"))
-    losses = {}
+    deviations = {}
     for rate in (0.02, 0.4):
         network = network_with(Dropout(0, rate), operators, model="bert_1_32_4")
-        losses[rate] = np.std([loss_of(network, seed) - without for seed in range(60)])
+        deviations[rate] = np.std([loss_of(network, seed) - without for seed in range(60)])
     # The variance of a dropped and rescaled sum is rate / (1 - rate) times a constant.
     expected = np.sqrt((0.4 / 0.6) / (0.02 / 0.98))
-    assert losses[0.4] / losses[0.02] == pytest.approx(expected, rel=0.4)
+    assert deviations[0.4] / deviations[0.02] == pytest.approx(expected, rel=0.4)
 
 
 def test_a_run_has_the_rates_that_are_given(tmp_path: Path) -> None:

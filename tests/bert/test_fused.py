@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert.configuration import named_config
-from bert.model import build_model, initialize, trainable
+from bert.model import trainable
 from bert.part import ModelPart
 from comm.local import LocalCommunicator
 from data.pretraining.sources import Batch
@@ -20,23 +20,19 @@ from tests.training.tiny import (
     random_batch,
     relative_difference,
     same_bits,
+    tiny_network,
     weights,
 )
 from training.metrics import evaluate, forward
 
 pytestmark = pytest.mark.usefixtures("fused_operators")
-VOCAB_SIZE = 50
 
 
 def pair(
     model: str = "bert_2_32_4", dtype: str = "float32", dropout: float = 0.0, part: ModelPart | None = None
 ) -> tuple[FusedPretrainingLoss, PretrainingLoss]:
     """Both networks over one model, whose parameters are all away from their initial values."""
-    bert = build_model(named_config(model), VOCAB_SIZE, dropout)
-    initialize(bert, mx.cpu(), "float32", seed=0)
-    rng = np.random.default_rng(0)
-    for parameter in trainable(bert).values():
-        parameter.set_data(parameter.data() + mx.nd.array(rng.normal(0, 0.1, parameter.shape)))
+    bert = tiny_network(dropout=dropout, model=model, spread=0.1).bert
     fused = FusedPretrainingLoss(bert, named_config(model), dtype, dropout, part)
     own = PretrainingLoss(bert, "float32")
     for network in (fused, own):

@@ -61,17 +61,6 @@ def test_same_bits_as_two_gradients_added(dtype: str, packs: bool) -> None:
         assert np.abs(expected[EMBEDDING]).max() > 0
 
 
-def test_not_hybridized_it_has_the_same_bits() -> None:
-    found = []
-    for hybridized in (True, False):
-        network, _ = both("bfloat16")
-        if not hybridized:
-            network.hybridize(False)
-        mx.random.seed(1)
-        found.append((losses(network, batches()[0])[0], gradients(network)))
-    assert found[0][0] == found[1][0] and same_bits(found[0][1], found[1][1])
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_steps_have_the_same_bits(accumulate: int) -> None:
     """Weights after three steps of one or two micro-batches."""

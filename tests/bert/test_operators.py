@@ -9,14 +9,10 @@ import pytest
 
 import bert.operators
 from base.errors import InputError
-from bert.configuration import named_config
-from bert.model import build_model, initialize
 from bert.operators import choose_operators, load_operators
 from tasks.pretraining.loss import FusedPretrainingLoss, PretrainingLoss
-from tasks.pretraining.task import Pretraining
 from tests.processes import run_command
-
-BERT = named_config("bert_1_16_2")
+from tests.training.tiny import tiny_network
 
 
 @pytest.mark.parametrize(
@@ -51,15 +47,13 @@ def test_what_cannot_be_had_is_an_error(wanted: str, dtype: str, device: mx.Cont
 def test_bfloat16x3_is_for_processors_with_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three products of bfloat16 are no faster than one of float32 without; tests compute them though."""
     monkeypatch.delenv("BERT_OPERATORS_BF16", raising=False)
-    for there in (True, False):
-        monkeypatch.setattr(bert.operators, "has_amx", lambda cpuinfo, there=there: there)
-        if there:
-            assert choose_operators("auto", "bfloat16x3", mx.cpu()) == "fused"
-            continue
-        with pytest.raises(InputError, match="--dtype bfloat16x3: this processor has no AMX"):
-            choose_operators("auto", "bfloat16x3", mx.cpu())
-        monkeypatch.setenv("BERT_OPERATORS_BF16", "rounded")
-        assert choose_operators("auto", "bfloat16x3", mx.cpu()) == "fused"
+    monkeypatch.setattr(bert.operators, "has_amx", lambda cpuinfo: True)
+    assert choose_operators("auto", "bfloat16x3", mx.cpu()) == "fused"
+    monkeypatch.setattr(bert.operators, "has_amx", lambda cpuinfo: False)
+    with pytest.raises(InputError, match="--dtype bfloat16x3: this processor has no AMX"):
+        choose_operators("auto", "bfloat16x3", mx.cpu())
+    monkeypatch.setenv("BERT_OPERATORS_BF16", "rounded")
+    assert choose_operators("auto", "bfloat16x3", mx.cpu()) == "fused"
 
 
 def test_the_operators_stand_beside_mxnets_own() -> None:
@@ -105,7 +99,4 @@ def test_a_library_that_is_older_than_the_code() -> None:
 
 @pytest.mark.parametrize("operators, expected", [("fused", FusedPretrainingLoss), ("mxnet", PretrainingLoss)])
 def test_the_network_is_the_one_chosen(operators: str, expected: type) -> None:
-    assert load_operators()
-    bert_model = build_model(named_config("bert_1_16_2"), 30, dropout=0.0)
-    initialize(bert_model, mx.cpu(), "float32", seed=0)
-    assert isinstance(Pretraining().network(bert_model, BERT, "float32", 0.0, operators), expected)
+    assert isinstance(tiny_network(operators=operators), expected)

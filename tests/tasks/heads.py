@@ -9,24 +9,24 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.configuration import named_config
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize, trained
 from bert.operators import choose_operators
 
 CONFIG = replace(named_config("bert_2_32_4"), activation="relu", epsilon=1e-3)
 TOKENS = 50
-SETTINGS = (("mxnet", "float32"), ("fused", "float32"), ("fused without padding", "float32"))
+SETTINGS = ("mxnet", "fused", "fused without padding")
 WITHOUT_EFFECT = ("proj_key.bias",)  # a softmax is the same after a shift of all scores: no gradient
 Parameters = Mapping[str, np.ndarray]
 
 
-def network_of(task: Any, operators: str, dtype: str = "float32", dropout: float = 0.0) -> Any:
+def network_of(task: Any, operators: str, dtype: str = "float32", config: BertConfig = CONFIG) -> Any:
     """The task's network with random parameters, none of them zero, the same in all SETTINGS."""
     operators, _, removes = operators.partition(" without ")
-    bert = build_model(CONFIG, TOKENS, dropout, task.heads)
+    bert = build_model(config, TOKENS, 0.0, task.heads)
     initialize(bert, mx.cpu(), "float32", seed=0)
     choose_operators(operators, dtype, mx.cpu())  # loads them
-    network = task.network(bert, CONFIG, dtype, dropout, operators)
+    network = task.network(bert, config, dtype, 0.0, operators)
     rng = np.random.default_rng(0)
     for parameter in trained(network).values():
         spread = mx.nd.array(rng.normal(0, 0.2, parameter.shape))

@@ -12,7 +12,6 @@ import pytest
 
 from tests.bert.operators.checking import kept_scale, same_in_variants
 
-RATES = [0.1, 0.5, 0.9]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -60,7 +59,7 @@ def assert_like_coins(hits: np.ndarray, trials: int, rate: float) -> None:
     assert np.abs(deviation).max() < 5.5, deviation
 
 
-@pytest.mark.parametrize("rate", [*RATES, 2**-16, 1 - 2**-16])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 2**-16, 1 - 2**-16])
 def test_operators_drop_what_the_hash_says_and_scale_the_rest(rate):
     factors, key = operator_factors((50, 77), rate)
     expected = np.where(dropped(key, 50, 77, rate), 0, kept_scale(rate))
@@ -71,24 +70,6 @@ def test_a_rate_that_would_drop_all_is_an_error():
     for rate in (1 - 2**-18, 1, -0.1):
         with pytest.raises(mx.MXNetError, match="outside"):
             operator_factors((1, 4), rate)[0]
-
-
-@pytest.mark.parametrize("rate", RATES)
-def test_rate_over_all_elements_and_by_row_and_column(rate):
-    mx.random.seed(1)
-    zeros = np.stack([operator_factors((200, 300), rate)[0] == 0 for _ in range(4)])
-    assert_like_coins(zeros.sum(), zeros.size, rate)
-    for axes in ((0,), (0, 1), (0, 2), (1, 2)):
-        counts = zeros.sum(axis=axes)
-        if zeros.size // counts.size > 100:
-            assert_like_coins(counts, zeros.size // counts.size, rate)
-    # Whether an element is dropped says nothing about its neighbours or about the next call.
-    for one, other in (
-        (zeros[:, :, 1:], zeros[:, :, :-1]),
-        (zeros[:, 1:], zeros[:, :-1]),
-        (zeros[1:], zeros[:-1]),
-    ):
-        assert_like_coins((one & other).sum(), one.size, rate**2)
 
 
 def keys() -> list[int]:

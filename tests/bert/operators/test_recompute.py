@@ -6,13 +6,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.operators import load_operators
 from tests.bert.operators.checking import TRAIN, same_in_variants
 from tests.bert.operators.test_squares import DTYPES, attention, feed_forward, inputs
 from tests.training.tiny import make_step, random_batch, same_bits, tiny_network, weights
-
-if not load_operators():
-    pytest.skip("the operators are not built", allow_module_level=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,6 @@ the parameter, before MXNet is imported and before anything is written."""
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ import pytest
 from base.errors import InputError
 from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize
-from bert.weights.bare_params import check_values, expected_shapes
+from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER, EMBEDDING
-from bert.weights.params_file import read_index
 from tests.bert.weights.building import TOKENS, WORDS, arrays, sizes_of, write
-from tests.processes import ROOT, run_command
 from training.inputs import check_inputs
 from training.options import parse_options, run_config
 
@@ -48,8 +45,10 @@ OPTIONS += ["--ckpt_dir", "ckpt", "--start_step", "5"]
 
 def rejected(path: Path, arrays: dict[str, Any]) -> str:
     write(path, arrays)
+    before = sorted(Path().rglob("*"))
     with pytest.raises(InputError) as caught:
         check_inputs(run_config(parse_options(OPTIONS, "description")))
+    assert sorted(Path().rglob("*")) == before
     message = str(caught.value)
     assert message.startswith("--start_step 5: ckpt/0000005.params") and "\n" not in message
     assert "allow_missing" not in message and "ignore_extra" not in message
@@ -81,19 +80,16 @@ def test_a_whole_file_passes(place, left_out, dtype):
 
 
 @pytest.mark.parametrize(
-    "name, value", [(PROJECTION, np.nan), (EMBEDDING, np.inf), ("classifier.bias", -np.inf)]
+    "name, value",
+    [(PROJECTION, np.nan), (EMBEDDING, np.inf), ("classifier.bias", -np.inf), ("pooler.bias", 1e300)],
 )
 def test_numbers_that_are_not_finite(place, name, value):
+    """As float32, whatever the file holds."""
     arrays = whole()
+    arrays[name] = arrays[name].astype(np.float64)
     arrays[name].flat[-1] = value
     message = rejected(place, arrays)
-    assert f"1 of the {arrays[name].size} numbers of {name} are not finite" in message
-
-
-def test_numbers_that_float32_cannot_hold(place):
-    arrays = whole()
-    arrays["pooler.bias"] = np.full(UNITS, 1e300)
-    assert "16 of the 16 numbers of pooler.bias are not finite in float32" in rejected(place, arrays)
+    assert f"1 of the {arrays[name].size} numbers of {name} are not finite in float32" in message
 
 
 def test_a_decoder_of_its_own(place):
@@ -149,28 +145,3 @@ def test_the_numbers_are_read_by_rank_0_alone(place, monkeypatch):
     check_inputs(run_config(parse_options(OPTIONS, "description")))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert PROJECTION in rejected(place, arrays)
-
-
-def test_the_script_ends_before_it_writes_anything(place):
-    arrays = whole()
-    arrays[PROJECTION][0, 0] = np.nan
-    write(place, arrays)
-    before = sorted(Path().rglob("*"))
-    command = [sys.executable, str(ROOT / "run_pretraining_hvd.py"), *OPTIONS, "--num_steps", "9"]
-    result = run_command(command, cwd=Path.cwd())
-    assert result.returncode == 2, result.describe()
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: --start_step 5: ckpt/0000005.params") and PROJECTION in line
-    assert sorted(Path().rglob("*")) == before
-
-
-def test_a_file_that_shrinks_while_it_is_read(tmp_path):
-    path = tmp_path / "p.params"
-    arrays = whole()
-    index = read_index(write(path, arrays))
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(InputError, match="p.params became shorter"):
-        check_values("it", index)
-    path.unlink()
-    with pytest.raises(InputError, match="cannot read"):
-        check_values("it", index)

@@ -1,8 +1,7 @@
-"""Losses and gradients against BERT in float64 NumPy, written here from arXiv:1810.04805 and 1706.03762."""
+"""Losses and gradients against BERT in float64 NumPy."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,36 +12,19 @@ import pytest
 from bert.configuration import BertConfig, named_config
 from data.pretraining.sources import Batch
 from tasks.pretraining.loss import SUMS
-from tests.tasks.heads import check_gradients
+from tests.bert.reference import logits, of_structural, sequence
+from tests.tasks.heads import check_gradients, network_of, values_of
 from tests.training.tiny import (
     TASK,
     VOCAB_SIZE,
     gradients,
     random_batch,
     relative_difference,
-    tiny_network,
-    weights,
 )
-
-erf = np.vectorize(math.erf)
-
-
-def layer_norm(x: np.ndarray, p: dict, name: str, epsilon: float) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    return normal * p[f"{name}.gamma"] + p[f"{name}.beta"]
 
 
 def dense(x: np.ndarray, p: dict, name: str) -> np.ndarray:
     return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
-
-
-def activated(x: np.ndarray, form: str) -> np.ndarray:
-    if form == "relu":
-        return np.maximum(x, 0)
-    if form == "tanh":
-        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-    return x * (1 + erf(x / math.sqrt(2))) / 2
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -50,52 +32,23 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def attention(x: np.ndarray, valid: np.ndarray, heads: int, p: dict, cell: str) -> np.ndarray:
-    rows, length, units = x.shape
-
-    def divided(which: str) -> np.ndarray:  # (rows, heads, length, units of a head)
-        projected = dense(x, p, f"{cell}.attention_cell.proj_{which}")
-        return projected.reshape(rows, length, heads, units // heads).transpose(0, 2, 1, 3)
-
-    query, key, value = divided("query"), divided("key"), divided("value")
-    scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(units // heads)
-    scores = np.where(np.arange(length) < valid[:, None, None, None], scores, -np.inf)
-    weights = np.exp(log_softmax(scores))
-    return (weights @ value).transpose(0, 2, 1, 3).reshape(rows, length, units)
-
-
 def encoded(config: BertConfig, p: dict, batch: Any) -> np.ndarray:
     """The top layer's outputs (B, L, units), in float64; `batch` has tokens, segments and lengths."""
-    length = batch.input_ids.shape[1]
-    x = p["word_embed.0.weight"][batch.input_ids] + p["token_type_embed.0.weight"][batch.segment_ids]
-    x = layer_norm(x + p["encoder.position_weight"][:length], p, "encoder.layer_norm", config.epsilon)
-    for layer in range(config.layers):
-        cell = f"encoder.transformer_cells.{layer}"
-        attended = dense(attention(x, batch.valid_lengths, config.heads, p, cell), p, f"{cell}.proj")
-        x = layer_norm(x + attended, p, f"{cell}.layer_norm", config.epsilon)
-        hidden = activated(dense(x, p, f"{cell}.ffn.ffn_1"), config.activation)
-        hidden = dense(hidden, p, f"{cell}.ffn.ffn_2")
-        x = layer_norm(x + hidden, p, f"{cell}.ffn.layer_norm", config.epsilon)
-    return x
+    of = of_structural(p, config.epsilon)
+    return sequence(of, config.heads, config.activation, *batch[:3])
 
 
 def reference(
     config: BertConfig, p: dict, batch: Batch, mlm_factor: float, nsp_factor: float
 ) -> tuple[float, np.ndarray]:
     """The loss and the four sums of PretrainingLoss, in float64."""
-    rows = len(batch.input_ids)
+    of = of_structural(p, config.epsilon)
     x = encoded(config, p, batch)
-    next_sentence = dense(np.tanh(dense(x[:, 0], p, "pooler")), p, "classifier")
-    masked = x[np.arange(rows)[:, None], batch.masked_positions]
-    masked = activated(dense(masked, p, "decoder.0"), config.activation)
-    masked = layer_norm(masked, p, "decoder.2", config.epsilon)
-    decoder = p["word_embed.0.weight" if config.tied else "decoder.3.weight"]
-    decoded = masked @ decoder.T + p["decoder.3.bias"]
-
+    next_sentence, decoded = logits(of, config.activation, x, batch.masked_positions)
     log_p = np.take_along_axis(log_softmax(decoded), batch.masked_ids[..., None], -1)[..., 0]
     mlm = -(log_p * batch.masked_weights).sum()
     paired = batch.next_sentence_labels >= 0
-    nsp = -log_softmax(next_sentence)[np.arange(rows), batch.next_sentence_labels][paired].sum()
+    nsp = -log_softmax(next_sentence)[np.arange(len(x)), batch.next_sentence_labels][paired].sum()
     mlm_hits = ((decoded.argmax(-1) == batch.masked_ids) * batch.masked_weights).sum()
     nsp_hits = (next_sentence.argmax(-1) == batch.next_sentence_labels).sum()
     return mlm * mlm_factor + nsp * nsp_factor, np.array([mlm, nsp, mlm_hits, nsp_hits])
@@ -137,17 +90,12 @@ def config(setting):
 
 @pytest.fixture(scope="module")
 def network(setting):
-    operators, _, removes = setting[1].partition(" without ")
-    network = tiny_network(model=setting[0], spread=0.2, operators=operators)
-    network.pack_weights()
-    if removes:
-        network.remove_padding()
-    return network
+    return network_of(TASK, setting[1], config=setting[0])
 
 
 @pytest.fixture(scope="module")
 def parameters(network):
-    return {name: array.astype(np.float64) for name, array in weights(network).items()}
+    return values_of(network)
 
 
 @pytest.fixture
@@ -239,8 +187,3 @@ def test_padding_does_not_count(network, batch):
     assert padded_loss == pytest.approx(loss, rel=1e-6)
     np.testing.assert_allclose(padded_sums, sums, rtol=1e-6)
     assert relative_difference(gradients(network), gradient) < 1e-6
-
-
-def test_a_batch_without_masked_positions_has_a_loss(network, batch):
-    loss, sums = run(network, batch._replace(masked_weights=np.zeros_like(batch.masked_weights)), 1, 1)
-    assert sums[0] == sums[2] == 0 and math.isfinite(loss) and loss == pytest.approx(sums[1])
