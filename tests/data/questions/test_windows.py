@@ -196,6 +196,10 @@ def test_contexts_and_answers_without_tokens(letters):
     assert batch.segment_ids.tolist() == [[0, 0, 0, 1, 0], [0, 0, 1, 1, 1]]
     everything = make_windows(questions, TokenizerSettings(letters), WindowSettings())
     assert everything.question.tolist() == [0, 1, 2], "to predict, every question has a window"
+    with pytest.raises(InputError, match="made: no answer has a token"):
+        make_windows(
+            questions.select(np.array([0])), TokenizerSettings(letters), WindowSettings(), training=True
+        )
 
 
 def test_a_context_of_100_000_characters(letters):
