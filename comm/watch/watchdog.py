@@ -59,7 +59,7 @@ LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 SAVING = 600.0  # seconds that they leave to it to save
 BEHIND = 0.5  # seconds that they end behind it, so that a launcher sees its end first
-_ADDRESS_BYTES = 4096
+_ADDRESS_BYTES = 4096  # more than MOST addresses of comm/watch/addresses.py take
 _OPTION = "--comm_timeout"
 
 
@@ -146,9 +146,9 @@ class WatchedCommunicator(_WatchedCollectives):
         self._last_act: LastAct = lambda has_first: ""
         watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self.sign, self._end)
         self._heartbeat = _connect(communicator, watch, environ)
-        self._scheduler: SchedulerWatch | None = None
+        self._scheduler: StoppableThread | None = None
         if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
-            self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
+            self._scheduler = watch_scheduler(environ, timeout, timeout / 5, self._heartbeat.report)
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
         with self.inside("groups"):
@@ -183,7 +183,7 @@ class WatchedCommunicator(_WatchedCollectives):
             self._inner.close()
             self._heartbeat.close()
         if self._scheduler:
-            self._scheduler.close()
+            self._scheduler.stop()
 
     @contextmanager
     def inside(self, exchange: str) -> Iterator[None]:
@@ -194,9 +194,8 @@ class WatchedCommunicator(_WatchedCollectives):
         except CommunicationError:
             # The library only knows that somebody is missing; the heartbeat is about to know who.
             if self._verdict.wait(PATIENCE):
-                time.sleep(
-                    SAVING
-                )  # its thread is about to end this process; its verdict is the better message
+                # Its thread is about to end this process; its verdict is the better message.
+                time.sleep(SAVING)
                 abort(1)
             raise
         finally:
@@ -265,40 +264,34 @@ class _WatchedMessage:
         return self._message.done()
 
 
-class SchedulerWatch:
-    """A thread that connects to BytePS's scheduler every `interval` seconds. When nobody has answered for
-    `timeout` seconds it calls `on_loss(text)`, once, and ends.
+def watch_scheduler(
+    environ: Mapping[str, str], timeout: float, interval: float, on_loss: Callable[[str], None]
+) -> StoppableThread:
+    """Starts a thread that connects to BytePS's scheduler every `interval` seconds. When nobody has answered
+    for `timeout` seconds it calls `on_loss(text)`, once, and ends. To stop it takes at most as long as one
+    attempt to connect.
 
     Ranks need the scheduler when they join and when they close; in between they would not miss it, and would
     work for days towards an end that cannot come.
     """
 
-    def __init__(
-        self, environ: Mapping[str, str], timeout: float, interval: float, on_loss: Callable[[str], None]
-    ):
-        self._environ, self._timeout, self._interval, self._on_loss = environ, timeout, interval, on_loss
-        self._thread = StoppableThread(self._run)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread; takes at most as long as one attempt to connect."""
-        self._thread.stop()
-
-    def _run(self) -> None:
+    def run() -> None:
         answered = turn = time.monotonic()
-        while not self._thread.stopping:
-            state = scheduler_state(self._environ, min(2.0, self._timeout / 4))
+        while not thread.stopping:
+            state = scheduler_state(environ, min(2.0, timeout / 4))
             now = time.monotonic()
-            if state == "answers" or now - turn > self._timeout / 2:  # or this process was stopped or starved
+            if state == "answers" or now - turn > timeout / 2:  # or this process was stopped or starved
                 answered = now
-            elif now - answered > self._timeout:
-                where = scheduler_address(self._environ)
-                self._on_loss(
-                    f"the BytePS scheduler at {where} {state}, for {self._timeout:g} s now ({_OPTION})"
-                )
+            elif now - answered > timeout:
+                where = scheduler_address(environ)
+                on_loss(f"the BytePS scheduler at {where} {state}, for {timeout:g} s now ({_OPTION})")
                 return
             turn = now
-            readable([self._thread.wakeup], self._interval)
+            readable([thread.wakeup], interval)
+
+    thread = StoppableThread(run)
+    thread.start()
+    return thread
 
 
 def patience(rank: int, kind: str) -> float:
@@ -337,7 +330,7 @@ def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str
         except ConnectionError as error:
             reason = str(error)
     if communicator.all_agree([not reason]) != [True]:
-        if not address.places and communicator.size > 1:
+        if not address.places:
             raise CommunicationError(f"rank 0 cannot listen for signs of life{reason and f' ({reason})'}")
         who = f"ranks {', '.join(map(str, hub.missing))} cannot" if hub else "cannot"
         raise CommunicationError(
@@ -353,8 +346,6 @@ def _from_rank_0(communicator: Communicator, value: Any) -> Any:
     """Rank 0's `value`, which JSON can hold, on every rank."""
     mx: Any = importlib.import_module("mxnet")
     text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
-    if len(text) > _ADDRESS_BYTES:
-        raise CommunicationError(f"rank 0's network addresses take more than {_ADDRESS_BYTES} bytes")
     array = mx.nd.array(list(text), ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([array])
     return json.loads(array.asnumpy().tobytes())
