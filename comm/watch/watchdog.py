@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mappi
 from base import failures
 from base.launchers import launched_rank
 from comm.base import CommunicationError, Communicator, DelegatingCommunicator, LastAct, Pending, abort
-from comm.options import DEFAULT_TIMEOUT
 from comm.watch.addresses import candidates, choose, interfaces, machine, shares
 from comm.watch.heartbeat import (
     ENDED,
@@ -65,7 +64,7 @@ _OPTION = "--comm_timeout"
 
 def watched(
     make_communicator: Callable[[], Communicator],
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float,
     environ: Mapping[str, str] = os.environ,
     asked: Callable[[], int | None] = lambda: None,
 ) -> Communicator:

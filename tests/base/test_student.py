@@ -60,20 +60,6 @@ def test_holm_adjusts_as_in_the_literature():
     assert holm([]) == []
 
 
-def test_holm_rejects_what_its_steps_reject():
-    """The procedure itself: the smallest at alpha / n, the next at alpha / (n - 1), until one fails."""
-    generator = np.random.default_rng(2)
-    for _ in range(200):
-        p_values = (generator.random(9) ** 4).tolist()
-        alpha = float(generator.random()) * 0.2
-        rejected = set()
-        for left, index in zip(range(9, 0, -1), np.argsort(p_values)):
-            if p_values[index] > alpha / left:
-                break
-            rejected.add(int(index))
-        assert {index for index, value in enumerate(holm(p_values)) if value <= alpha} == rejected
-
-
 # Additional hours of sleep by two drugs (A. R. Cushny and A. R. Peebles, 1905; Student, 1908), taken as
 # independent samples.
 SLEEP = (

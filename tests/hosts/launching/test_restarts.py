@@ -578,6 +578,7 @@ def test_a_spare_host_takes_its_place(tmp_path, elastic):
     launch(tmp_path, [[5, 1, f"down {down}"]], *options, hosts=hosts, python=python).check()
     assert [line["ranks"] for line in metrics(tmp_path)] == [2] * 9 and steps(tmp_path) == list(range(1, 10))
     (record,) = records(tmp_path)
+    assert record["how"] == "rank 1 on 198.51.100.2 was killed by SIGKILL"
     assert record["hosts"] == ["198.51.100.1", "198.51.100.3"] and record["left_out"] == ["198.51.100.2"]
 
 
