@@ -145,13 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 # ------------------------------------------------------------------------------------------------- Horovod
 
 
-def ranks_below(root: int, proc: Path = Path("/proc")) -> list[int]:
+def ranks_below(root: int) -> list[int]:
     """Process ids of the ranks among the descendants of process `root`, in a container its process 1.
 
     They have mpirun's variable, and their parents, mpirun's daemon, have not. What a rank has started is left
     to it, and so are other runs on a machine that is no container.
     """
-    processes = list(running(proc))
+    processes = list(running())
     parents = {each.pid: each.parent for each in processes}
     marked = {each.pid for each in processes if RANK in each.variables}
 

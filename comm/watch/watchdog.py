@@ -65,7 +65,6 @@ _OPTION = "--comm_timeout"
 def watched(
     make_communicator: Callable[[], Communicator],
     timeout: float,
-    environ: Mapping[str, str] = os.environ,
     asked: Callable[[], int | None] = lambda: None,
 ) -> Communicator:
     """Returns `make_communicator`'s communicator with every wait limited to `timeout` seconds. Every rank
@@ -76,11 +75,11 @@ def watched(
 
     Raises what `make_communicator` raises, and CommunicationError when a rank cannot connect to rank 0.
     """
-    rank = launched_rank(environ)
+    rank = launched_rank(os.environ)
 
     def give_up() -> None:
         message = f"waited {timeout:g} s ({_OPTION}) for the other ranks to join"
-        _end_process(message, rank, describe_run(environ, ask_others=True), unless=limit.finished)
+        _end_process(message, rank, describe_run(os.environ, ask_others=True), unless=limit.finished)
 
     # Rank 0 speaks first; should it be the one that is missing, rank 1 does.
     limit = threading.Timer(timeout + min(rank, 2) * 2 * PATIENCE, give_up)
@@ -88,9 +87,9 @@ def watched(
     limit.start()
     try:
         communicator = make_communicator()
-        if communicator.size == 1 and not uses_byteps(environ):
+        if communicator.size == 1 and not uses_byteps(os.environ):
             return communicator
-        return WatchedCommunicator(communicator, timeout, environ, asked)
+        return WatchedCommunicator(communicator, timeout, asked)
     finally:
         limit.cancel()
         limit.join()
@@ -132,7 +131,6 @@ class WatchedCommunicator(_WatchedCollectives):
         self,
         communicator: Communicator,
         timeout: float,
-        environ: Mapping[str, str],
         asked: Callable[[], int | None] = lambda: None,
     ):
         super().__init__(communicator, self)
@@ -140,14 +138,13 @@ class WatchedCommunicator(_WatchedCollectives):
         # The exchange that its thread is in, and since when; exchanged as a whole: no lock is needed.
         self._now = ("", 0.0)
         self._verdict = threading.Event()
-        self._environ = environ
         self._open = True
         self._last_act: LastAct = lambda has_first: ""
         watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self.sign, self._end)
-        self._heartbeat = _connect(communicator, watch, environ)
+        self._heartbeat = _connect(communicator, watch)
         self._scheduler: StoppableThread | None = None
-        if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
-            self._scheduler = watch_scheduler(environ, timeout, timeout / 5, self._heartbeat.report)
+        if isinstance(self._heartbeat, Hub) and scheduler_address(os.environ):
+            self._scheduler = watch_scheduler(os.environ, timeout, timeout / 5, self._heartbeat.report)
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
         with self.inside("groups"):
@@ -214,7 +211,7 @@ class WatchedCommunicator(_WatchedCollectives):
         """Ends this process, in the heartbeat's thread, with a line that says why unless another rank says
         it."""
         self._verdict.set()
-        byteps, begun = uses_byteps(self._environ), time.monotonic()
+        byteps, begun = uses_byteps(os.environ), time.monotonic()
         beat = getattr(self, "_heartbeat", None)  # this thread is one of its own, and may be first
         try:
             done = self._last_act(self.rank == 0 or kind == TOLD)
@@ -238,7 +235,7 @@ class WatchedCommunicator(_WatchedCollectives):
             text += f" ({_OPTION}) and none is missing: {guilty}, or a step takes longer than that"
         elif kind == SILENT:
             text += f" ({_OPTION})"
-        seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
+        seen = "" if kind == TOLD else describe_run(os.environ, ask_others=kind == STUCK)
         seen = "; ".join(filter(None, (seen, done)))
         missing = beat.absent if beat and kind in (ENDED, SILENT) else None
         # A library that is stuck, with all ranks there, may be so again.
@@ -304,10 +301,10 @@ def patience(rank: int, kind: str) -> float:
     return min(rank - 1, 1) * PATIENCE + (PATIENCE / 2 if kind == ENDED else 0.0)
 
 
-def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str]) -> Hub | Link:
+def _connect(communicator: Communicator, watch: Watch) -> Hub | Link:
     # Rank 0 listens at addresses of its own, on networks that it shares with all ranks if there are any.
     here, own = machine(), interfaces()
-    offered = [str(each.address) for each in candidates(own, environ)]
+    offered = [str(each.address) for each in candidates(own, os.environ)]
     there, offered = _from_rank_0(communicator, [here, offered])
     together = here == there
     flags = [together, *(together or shares(own, str(each)) for each in offered)]

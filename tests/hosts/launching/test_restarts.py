@@ -106,10 +106,12 @@ def test_the_note_of_a_rank_says_what_failed():
     assert noted(server, notes, lines) == server
 
 
-def test_notes_are_whole_and_in_their_order(tmp_path):
+def test_notes_are_whole_and_in_their_order(tmp_path, monkeypatch):
+    failures.leave(1, failures.FAILED, "nobody asks")
+    monkeypatch.setenv(failures.FOLDER, str(tmp_path / "notes"))
     for rank, kind in ((3, failures.PASSING), (1, failures.FAILED)):
-        environ = {failures.FOLDER: str(tmp_path / "notes"), "OMPI_COMM_WORLD_RANK": str(rank)}
-        failures.leave(1, kind, f"error: of {rank}\n", environ=environ)
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
+        failures.leave(1, kind, f"error: of {rank}\n")
         os.utime(tmp_path / "notes" / f"rank.{rank}.json", (10 - rank, 10 - rank))
     whole = {"rank": 4, "host": "a", "code": 1, "kind": "failed", "message": "error"}
     wrong = [
@@ -124,7 +126,6 @@ def test_notes_are_whole_and_in_their_order(tmp_path):
         (3, failures.PASSING, "error: of 3 "),
         (1, failures.FAILED, "error: of 1 "),
     ]
-    failures.leave(1, failures.FAILED, "nobody asks", environ={})
     assert failures.read(str(tmp_path / "none")) == {}
 
 
