@@ -78,8 +78,9 @@ def watched(
     rank = launched_rank(os.environ)
 
     def give_up() -> None:
-        message = f"waited {timeout:g} s ({_OPTION}) for the other ranks to join"
-        _end_process(message, rank, describe_run(os.environ, ask_others=True), unless=limit.finished)
+        seen = describe_run(os.environ, ask_others=True)
+        if not limit.finished.is_set():  # they have joined meanwhile
+            _end_process(f"waited {timeout:g} s ({_OPTION}) for the other ranks to join", rank, seen)
 
     # Rank 0 speaks first; should it be the one that is missing, rank 1 does.
     limit = threading.Timer(timeout + min(rank, 2) * 2 * PATIENCE, give_up)
@@ -348,18 +349,11 @@ def _from_rank_0(communicator: Communicator, value: Any) -> Any:
 
 
 def _end_process(
-    message: str,
-    rank: int,
-    seen: str = "",
-    kind: str = failures.PASSING,
-    missing: int | None = None,
-    unless: threading.Event | None = None,
+    message: str, rank: int, seen: str, kind: str = failures.PASSING, missing: int | None = None
 ) -> None:
     """One line on standard error, a note for the launcher of this `kind`, which may name the rank that is
-    `missing`, and the end of this process (not if `unless` is set meanwhile)."""
+    `missing`, and the end of this process."""
     line = f"error: {f'rank {rank}: ' if rank else ''}{message}{f'; {seen}' if seen else ''}"
-    if unless is not None and unless.is_set():
-        return
     _end_soon(1)
     print(line, file=sys.stderr, flush=True)
     failures.leave(1, kind, line, missing)

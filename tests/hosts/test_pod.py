@@ -16,7 +16,8 @@ import pytest
 
 from base.json_files import read_json_lines
 from hosts.batch.ssh import SSHD, answers, client_command, private_keys, server_configuration
-from hosts.pod import ranks_below
+from hosts.pod import main, ranks_below
+from tests.hosts.launcher import rejected
 from tests.hosts.manifests import command, objects, pod_specs
 from tests.namespaces import or_skip, two_hosts
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
@@ -186,12 +187,10 @@ def test_keys_are_copied_for_this_user_alone(tmp_path):
         shutil.rmtree(folder)
 
 
-def test_missing_keys_are_bad_input(tmp_path):
+def test_missing_keys_are_bad_input(tmp_path, capsys):
     make_keys(tmp_path)
     (tmp_path / "authorized_keys").unlink()
-    result = run_command([sys.executable, "-m", "hosts.pod", "hvd", "worker", "--keys", tmp_path])
-    assert result.returncode == 2 and "authorized_keys: No such file" in result.stderr, result.describe()
-    assert result.stderr.count("\n") == 1
+    assert "authorized_keys: No such file" in rejected(main, capsys, "hvd", "worker", "--keys", tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() or not os.access(SSHD, os.X_OK), reason="no ssh hosts: needs root and sshd")
@@ -202,10 +201,10 @@ def test_a_user_without_a_name_is_bad_input():
     assert "InputError: user 54321 has no name in this image" in result.stderr
 
 
-def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path):
-    words = [sys.executable, "-m", "hosts.pod", "hvd", "launcher", "--keys", tmp_path, "--"]
-    result = run_command([*words, sys.executable], env={"OMPI_MCA_orte_default_hostfile": None})
-    assert result.returncode == 2 and "OMPI_MCA_orte_default_hostfile is not set" in result.stderr
+def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("OMPI_MCA_orte_default_hostfile", raising=False)
+    line = rejected(main, capsys, "hvd", "launcher", "--keys", tmp_path, "--", sys.executable)
+    assert "OMPI_MCA_orte_default_hostfile is not set" in line
 
 
 def test_a_host_without_an_address_does_not_answer():
