@@ -155,7 +155,9 @@ def test_a_server_with_another_key_is_not_trusted(pods, tmp_path):
     strange.mkdir()
     make_keys(strange)
     with pods.worker(0), pods.worker(1, strange):
-        until(lambda: pods.hosts and _reached(pods, 1))
+        connect = f"import socket; socket.create_connection(({WORKERS[1]!r}, 2222), 1)"
+        probe = [*pods.hosts.prefix, sys.executable, "-c", connect]
+        until(lambda: run_command(probe).returncode == 0)
         keys = private_keys(str(pods.keys))
         try:
             for index, code in ((0, 0), (1, 255)):
@@ -165,11 +167,6 @@ def test_a_server_with_another_key_is_not_trusted(pods, tmp_path):
             assert "Host key verification failed" in result.stderr
         finally:
             shutil.rmtree(keys)
-
-
-def _reached(pods, index: int) -> bool:
-    probe = f"import socket; socket.create_connection(({WORKERS[index]!r}, 2222), 1)"
-    return run_command([*pods.hosts.prefix, sys.executable, "-c", probe]).returncode == 0
 
 
 def test_keys_are_copied_for_this_user_alone(tmp_path):

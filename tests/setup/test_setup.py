@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -36,7 +35,7 @@ from setup.building import Source, Tools
 from setup.environment import Environment
 from setup.errors import SetupError
 from setup.progress import Progress, Stopped, excerpt
-from tests.processes import LIMIT, executable, run_command, until, wait_for_file
+from tests.processes import executable, run_command, start_command, until, wait_for_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = [
@@ -407,47 +406,28 @@ def pack(folder: Path, backend: str) -> dict[str, str]:
     return {"TINY_BUILDS": str(folder / "builds"), "TINY_SECONDS": str(folder / "seconds")}
 
 
-@pytest.fixture
-def builder(tmp_path):
-    """Starts a process that builds the small package into tmp_path/cache."""
-    own, started = pack(tmp_path, BACKEND), []
-
-    def start(name: str, seconds: float) -> subprocess.Popen:
-        (tmp_path / "seconds").write_text(str(seconds))
-        env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-        files = [str(tmp_path / f"{name}.log"), str(tmp_path / "cache")]
-        command = [sys.executable, "-c", BUILD, *files, json.dumps(own), BASE_PYTHON]
-        started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True))
-        return started[-1]
-
-    yield start
-    for process in started:
+def test_an_interrupted_build_leaves_no_wheel_and_two_set_ups_after_it_build_one(tmp_path):
+    own, cache = json.dumps(pack(tmp_path, BACKEND)), tmp_path / "cache"
+    env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    first, one, two = (
+        [sys.executable, "-c", BUILD, tmp_path / f"{name}.log", cache, own, BASE_PYTHON]
+        for name in ("first", "one", "two")
+    )
+    (tmp_path / "seconds").write_text("300")
+    process = subprocess.Popen(first, cwd=ROOT, env=env)
+    try:
+        wait_for_file(tmp_path / "builds")
+    finally:
         process.kill()
         process.wait()
-        process.stdout.close()
-
-
-def builds(tmp_path: Path) -> int:
-    return len((tmp_path / "builds").read_text().splitlines())
-
-
-def kept(tmp_path: Path) -> list[str]:
-    """All that is in the one folder of the cache."""
-    (place,) = (tmp_path / "cache").iterdir()
-    return os.listdir(place)
-
-
-def test_an_interrupted_build_leaves_no_wheel_and_two_set_ups_after_it_build_one(builder, tmp_path):
-    first = builder("first", 300)
-    wait_for_file(tmp_path / "builds")
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    assert list((tmp_path / "cache").rglob("*.whl")) == []
-    both = [builder("one", 2), builder("two", 2)]
-    outputs = [process.communicate(timeout=LIMIT)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
-    assert builds(tmp_path) == 2
-    assert kept(tmp_path) == ["tinypackage-1.0-py3-none-any.whl"]
+    assert list(cache.rglob("*.whl")) == []
+    (tmp_path / "seconds").write_text("2")
+    with start_command(one, cwd=ROOT, env=env) as run, start_command(two, cwd=ROOT, env=env) as beside:
+        run.wait().check()
+        beside.wait().check()
+    assert len((tmp_path / "builds").read_text().splitlines()) == 2
+    (place,) = cache.iterdir()
+    assert os.listdir(place) == ["tinypackage-1.0-py3-none-any.whl"]
 
 
 def test_a_damaged_wheel_is_not_taken(tmp_path):
