@@ -158,30 +158,25 @@ def test_a_server_with_another_key_is_not_trusted(pods, tmp_path):
         connect = f"import socket; socket.create_connection(({WORKERS[1]!r}, 2222), 1)"
         probe = [*pods.hosts.prefix, sys.executable, "-c", connect]
         until(lambda: run_command(probe).returncode == 0)
-        keys = private_keys(str(pods.keys))
-        try:
+        with private_keys(str(pods.keys)) as keys:
             for index, code in ((0, 0), (1, 255)):
                 words = [*pods.hosts.prefix, *client_command(keys, 2222), WORKERS[index], "true"]
                 result = run_command(words)
                 assert result.returncode == code, result.describe()
-            assert "Host key verification failed" in result.stderr
-        finally:
-            shutil.rmtree(keys)
+        assert "Host key verification failed" in result.stderr
 
 
 def test_keys_are_copied_for_this_user_alone(tmp_path):
     make_keys(tmp_path)
     for each in tmp_path.iterdir():
         each.chmod(0o644)  # as the kubelet mounts them where root does not run
-    folder = private_keys(str(tmp_path))
-    try:
+    with private_keys(str(tmp_path)) as folder:
         names = ("id_rsa", "id_rsa.pub", "authorized_keys")
         assert {(folder / name).stat().st_mode & 0o777 for name in names} == {0o600}
         assert (folder / "known_hosts").read_text().startswith("* ecdsa-sha2-nistp521 ")
         written = server_configuration(folder, 2222, "bert")
         assert "PasswordAuthentication no\n" in written and "AllowUsers bert\n" in written
-    finally:
-        shutil.rmtree(folder)
+    assert not folder.exists()
 
 
 def test_missing_keys_are_bad_input(tmp_path, capsys):
