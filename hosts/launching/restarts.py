@@ -267,10 +267,8 @@ class Restarts:
                 return 1
             begun = time.time()
             recall = Recall(self._roster, self._question, self._ckpt_dir, self._policy.rejoin)
-            try:
+            with contextlib.closing(recall):
                 outcome = self._start_noting(start, resume, recall)
-            finally:
-                recall.close()
             judged = self._judge(outcome, begun, recall)
             if judged is None:
                 return outcome.code
