@@ -469,7 +469,7 @@ CHECKS = {
 
 
 def result_of(check, *arguments):
-    """What a check returns, and its error: None where it has passed."""
+    """Result of a check, and its error: None where it has passed."""
     try:
         return {"error": None, **(check(*arguments) or {})}
     except Exception:
