@@ -16,7 +16,6 @@ import os
 import socket
 import stat
 from dataclasses import asdict, dataclass, replace
-from typing import Mapping
 
 from base import notify
 from base.errors import InputError, one_line
@@ -64,16 +63,14 @@ def kind_of(error: BaseException) -> str:
     return FAILED
 
 
-def leave(
-    code: int, kind: str, message: str, missing: int | None = None, environ: Mapping[str, str] = os.environ
-) -> None:
+def leave(code: int, kind: str, message: str, missing: int | None = None) -> None:
     """Leaves this rank's note where a launcher wants one, and tells the user's command; what cannot be
     written is left out."""
     notify.tell(notify.FAILURE, message, code)
-    folder = environ.get(FOLDER)
+    folder = os.environ.get(FOLDER)
     if not folder:
         return
-    note = Note(launched_rank(environ), socket.gethostname(), code, kind, one_line(message), missing)
+    note = Note(launched_rank(os.environ), socket.gethostname(), code, kind, one_line(message), missing)
     with contextlib.suppress(OSError):  # a full disk may be why it fails
         os.makedirs(folder, exist_ok=True)
         with replacing(os.path.join(folder, f"rank.{note.rank}.json")) as file:

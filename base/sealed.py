@@ -48,8 +48,8 @@ class Seal:
 
     @property
     def can_close(self) -> bool:
-        """Whether `close` can be called: the other end's nonce has come, or is not needed."""
-        return bool(self._other_nonce) or (self._hurried and self._is_caller and self._sent_frames == 0)
+        """Whether the other end's nonce has come, before which only a hurried caller calls `close`."""
+        return bool(self._other_nonce)
 
     def close(self, payload: bytes) -> bytes:
         """The next frame, of at most LONGEST bytes."""

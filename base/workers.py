@@ -127,9 +127,7 @@ class _Worker:
 
     def _crash(self) -> WorkerCrash:
         code = self._process.wait()
-        what = f"with exit code {code}"
-        if code < 0:
-            what = f"by {signal_name(-code)}"
+        what = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
         if code == -signal.SIGKILL:
             what += " (killed from outside; if the memory ran out, give a smaller --num_workers)"
         return WorkerCrash(f"{self._name or 'start-up'}: its worker process ended {what}")

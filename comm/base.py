@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Callable, NoReturn, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Protocol, Sequence
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
@@ -181,17 +181,15 @@ class Unwatched:
 
 
 class DelegatingCommunicator:
-    """Base of wrappers that change some members of a `Communicator`: hands every call on to `inner`."""
+    """Base of wrappers that change some members of a `Communicator`: all others are `inner`'s."""
+
+    together = 0  # compression works on each array by itself
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-        self.name = inner.name
-        self.rank, self.size = inner.rank, inner.size
-        self.local_rank, self.local_size = inner.local_rank, inner.local_size
-        self.together = 0  # compression works on each array by itself
 
-    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        self._inner.broadcast(arrays, root)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def average(self, arrays: Sequence[NDArray]) -> None:
         self._inner.average(arrays)
@@ -200,30 +198,6 @@ class DelegatingCommunicator:
         # Not the inner one's, so that an `average` of the subclass holds here too.
         self.average(arrays)
         return 1.0
-
-    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
-        return self._inner.all_agree(flags)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
-
-    def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        return self._inner.groups(groups)
-
-    def send(self, array: NDArray, to: int, tag: int) -> Pending:
-        return self._inner.send(array, to, tag)
-
-    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
-        return self._inner.receive(array, source, tag)
-
-    def forget(self) -> None:
-        self._inner.forget()
-
-    def before_end(self, act: LastAct) -> None:
-        self._inner.before_end(act)
-
-    def give_up(self, why: str) -> None:
-        self._inner.give_up(why)
 
     def close(self) -> None:
         self._inner.close()

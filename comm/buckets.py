@@ -27,13 +27,11 @@ def make_buckets(arrays: Sequence[tuple[str, int]], limit: int) -> list[Bucket]:
             share a bucket as long as they stay within it.
     """
     buckets: list[Bucket] = []
-    open_bucket = False  # the last bucket may take more
     for index in range(len(arrays) - 1, -1, -1):
         dtype, nbytes = arrays[index]
         last = buckets[-1] if buckets else None
-        if last and open_bucket and last.dtype == dtype and last.nbytes + nbytes <= limit:
+        if last and last.dtype == dtype and last.nbytes + nbytes <= limit:
             buckets[-1] = Bucket((index, *last.indices), dtype, last.nbytes + nbytes)
         else:
             buckets.append(Bucket((index,), dtype, nbytes))
-            open_bucket = nbytes < limit
     return buckets

@@ -144,12 +144,10 @@ class HalfCommunicator(DelegatingCommunicator):
                 else self._mx.nd.empty(array.shape, ctx=array.context, dtype="float16")
                 for array in arrays
             ]
-        halves = []
-        for array, buffer in zip(arrays, self._buffers[key]):
-            if array.dtype.__name__ == "float16":
-                halves.append(array)
-            else:
-                halves.append(self._mx.nd.cast(array, dtype="float16", out=buffer))
+        halves = [
+            array if buffer is None else self._mx.nd.cast(array, dtype="float16", out=buffer)
+            for array, buffer in zip(arrays, self._buffers[key])
+        ]
         self._inner.average(halves)
         for array, half in zip(arrays, halves):
             if half is not array:

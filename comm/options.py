@@ -14,7 +14,6 @@ from base.errors import InputError
 from base.launchers import BYTEPS, HVD, LOCAL, launched_backend
 from base.options import LAUNCH, flag, in_seconds, option, taken
 
-DEFAULT_TIMEOUT = 600.0  # seconds
 COMPRESSIONS = ("none", "fp16", "onebit", "topk", "randomk", "dithering")
 WITH_FEEDBACK = ("topk", "randomk")
 _DEFAULT_K = {"topk": 0.01, "randomk": 0.01, "dithering": 127}
@@ -37,7 +36,7 @@ class CommunicationConfig:
     timeout: float = in_seconds(
         "end the run, naming who is missing, when a process gives no sign of life or an exchange makes no "
         "progress for so long; must be longer than a step takes",
-        DEFAULT_TIMEOUT,
+        600.0,
         name="comm_timeout",
         scope=LAUNCH,
     )

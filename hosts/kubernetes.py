@@ -173,13 +173,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
     _check_backend(args)
-    network = None if args.network is None else read_network(args.network, args.backend)
+    network = read_network(args.network or TCP, args.backend)
     fields = _fields(args, network)
     command, comments = script_and_options(args, args.backend, args.workers * args.slots, own)
-    if network is not None:
-        comments += [f"--network {args.network}: {each}" for each in network.comment()]
-        if network.kind != TCP:
-            comments.append(f"--network {args.network}: {MEMLOCK}")
+    comments += [f"--network {args.network}: {each}" for each in network.comment()]
+    if network.kind != TCP:
+        comments.append(f"--network {args.network}: {MEMLOCK}")
     fields["command"] = command
     pod, policy = documents("pod.yaml")
     objects = [filled(policy, fields)]
@@ -239,7 +238,7 @@ def _pod(template: Any, fields: Mapping[str, Any], *additions: Any) -> Any:
     return pod
 
 
-def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]:
+def _fields(args: argparse.Namespace, network: Network) -> dict[str, Any]:
     """Values of the templates' names, all options among them, but for the command of the ranks and what
     differs between roles.
 
@@ -247,7 +246,7 @@ def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]
         InputError: no pod would ever start with them.
     """
     others = dict(each.split("=", 1) for each in args.resource)
-    if network is not None and network.kind != TCP and not others:
+    if network.kind != TCP and not others:
         raise InputError(
             f"--network {network.kind}: pods have no adapter without --resource, such as "
             "vpc.amazonaws.com/efa=4 and hugepages-2Mi=5120Mi, or rdma/hca=1"

@@ -69,7 +69,7 @@ from hosts.launching.roster import Roster
 from hosts.launching.running import Limits, Outcome, Run
 from hosts.launching.signals import STOPPED, Signals
 from hosts.mpirun import interfaces
-from hosts.networks import RULE, read_network
+from hosts.networks import RULE, TCP, read_network
 from hosts.reach import Question, check, faults_of, summed_up
 
 FINISH = 60.0  # seconds for a slow reader to take the last lines
@@ -269,8 +269,8 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
     _check_options(args, roster.wanted, command, ckpt_dir)
     ckpt_dir = ckpt_dir if args.policy.max_restarts or args.policy.again else None
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.servers.scheduler)
-    network = None if args.network is None else read_network(args.network, args.backend, args.interface)
-    named = args.interface or (network.interface if network is not None else None)
+    network = read_network(args.network or TCP, args.backend, args.interface)
+    named = args.interface or network.interface
     extra = _extra(args.env)
     if ckpt_dir and not args.dry_run:
         extra[failures.FOLDER] = os.path.abspath(os.path.join(ckpt_dir, NOTES))
@@ -282,7 +282,7 @@ def _parse(words: list[str], say: Callable[[str], None]) -> Launch:
         only_show=args.dry_run,
         network=network,
     )
-    for line in network.comment() if network is not None else []:
+    for line in network.comment():
         say(f"--network {args.network}: {line}")
     mpirun = over_mpirun.program(args.mpirun, args.dry_run) if args.backend == HVD else None
     return Launch(args, wiring, mpirun, roster, ckpt_dir, tuple(command), say)

@@ -34,10 +34,6 @@ BACKENDS = (HVD, BYTEPS)
 SCRIPTS = {HVD: "run_pretraining_hvd.py", BYTEPS: "run_pretraining_byteps.py"}
 # In a process of its own: hosts/ knows nothing of training. It imports no MXNet.
 _CHECK = "import sys; from training.options import parse_options; parse_options(sys.argv[2:], sys.argv[1])"
-COMPUTED = (  # options of the training scripts that follow from the plan
-    *("--stages", "--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
-    *("--max_seq_length", "--max_predictions_per_seq"),
-)
 BEFORE = "--pipeline_stages"  # the plan follows from it
 DATA = Required("DATA", "set it to your text files, for example /corpus/*.txt")
 DEFAULTS = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
@@ -165,14 +161,14 @@ def pretraining_job(plan: Plan, script: str, own: Sequence[str], any_dtype: bool
         InputError: `own` contradict the plan.
     """
     names = [word.split("=", 1)[0] for word in own if word.startswith("--")]
+    computed = shlex.split(plan.options())
     for name in names:
         if name == BEFORE:
             raise InputError(f"{name} after --: the sequences of a step depend on it; give it before --")
-        if name in COMPUTED:
+        if name in computed:
             raise InputError(f"{name} after --: computed from the plan; change it in the printed command")
     left_out = {*names, "--dtype"} if any_dtype else names
     defaults = [word for pair in DEFAULTS.items() if pair[0] not in left_out for word in pair]
-    computed = shlex.split(plan.options())
     cut = computed.index("--batch_size")
     data: list[Word] = []
     if "--dummy_data_len" not in names:

@@ -30,7 +30,6 @@ import argparse
 import contextlib
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -145,13 +144,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 # ------------------------------------------------------------------------------------------------- Horovod
 
 
-def ranks_below(root: int, proc: Path = Path("/proc")) -> list[int]:
+def ranks_below(root: int) -> list[int]:
     """Process ids of the ranks among the descendants of process `root`, in a container its process 1.
 
     They have mpirun's variable, and their parents, mpirun's daemon, have not. What a rank has started is left
     to it, and so are other runs on a machine that is no container.
     """
-    processes = list(running(proc))
+    processes = list(running())
     parents = {each.pid: each.parent for each in processes}
     marked = {each.pid for each in processes if RANK in each.variables}
 
@@ -180,8 +179,7 @@ def _serve(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> 
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
-    folder = private_keys(args.keys)
-    try:
+    with private_keys(args.keys) as folder:
         server = subprocess.Popen(server_command(folder, args.port), stdin=subprocess.DEVNULL)
         while server.poll() is None and not asked:
             time.sleep(STEP / 5)
@@ -194,8 +192,6 @@ def _serve(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> 
         server.terminate()
         server.wait()
         return code_of(signal.SIGTERM)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _launch(args: argparse.Namespace, command: Sequence[str], errors: Screen) -> int:
@@ -208,7 +204,6 @@ def _launch(args: argparse.Namespace, command: Sequence[str], errors: Screen) ->
         return BAD_INPUT
     # Process 1 has no default action; when the run has begun, hosts/launch.py has its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code_of(signal.SIGTERM)))
-    keys: Path | None = None
     try:
         check_command(command)
         hostfile = os.environ.get(HOSTFILE)
@@ -221,17 +216,15 @@ def _launch(args: argparse.Namespace, command: Sequence[str], errors: Screen) ->
             return 1
         for name in REPLACED:
             os.environ.pop(name, None)
-        keys = private_keys(args.keys)
-        words = ["--backend", HVD, "--hostfile", hostfile, "--ssh", " ".join(client_command(keys, args.port))]
-        words += ["--grace", f"{args.grace:g}", "--host_patience", f"{args.patience:g}", "--mpirun", MPIRUN]
+        words = ["--backend", HVD, "--hostfile", hostfile, "--mpirun", MPIRUN]
+        words += ["--grace", f"{args.grace:g}", "--host_patience", f"{args.patience:g}"]
         words += ["--network", args.network] if args.network else []
-        code = launch.run([*words, "--", *command], errors)
+        with private_keys(args.keys) as keys:
+            words += ["--ssh", " ".join(client_command(keys, args.port))]
+            code = launch.run([*words, "--", *command], errors)
     except InputError as error:
         errors.say(str(error))
         code = BAD_INPUT
-    finally:
-        if keys is not None:
-            shutil.rmtree(keys, ignore_errors=True)
     errors.finish(FINISH)
     if code == BAD_INPUT and note is not None:
         with replacing(str(note)) as file:

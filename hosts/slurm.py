@@ -31,7 +31,7 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, code_of, matching, path_name, whole
 from base.errors import InputError
 from base.launchers import HVD
-from hosts.networks import RULE, TCP, Network, read_network
+from hosts.networks import RULE, TCP, read_network
 from hosts.plans import BACKENDS, script_and_options, write_cluster_job
 from hosts.shell import VENV
 
@@ -126,9 +126,7 @@ def _script(args: argparse.Namespace, own: Sequence[str]) -> str:
     command, about = script_and_options(args, args.backend, args.nodes * args.tasks_per_node, own)
     if not any(word.partition("=")[0] == "--ckpt_dir" for word in command):
         raise InputError("--ckpt_dir is missing after --: a job that is queued again goes on from there")
-    network = Network(TCP)
-    if args.network is not None:
-        network = read_network(args.network, args.backend, args.interface)
+    network = read_network(args.network or TCP, args.backend, args.interface)
     head = ["#!/bin/bash", "# Written by hosts/slurm.py. In the project's folder: sbatch FILE"]
     head += [f"# {each}" for each in about]
     head += [f"#SBATCH --{each}" for each in directives]

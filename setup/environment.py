@@ -80,12 +80,10 @@ class Environment:
         Raises:
             SetupError: it cannot be made.
         """
-        if self._usable() and self.recorded_cuda() == cuda:
-            self._write(cuda, None)
-            return
-        if self.venv.exists():
-            progress.note("making it anew: it was incomplete, or for another Python, folder or CUDA")
-        progress.run([base_python(), "-m", "venv", "--clear", str(self.venv)], "making .venv")
+        if not self._usable() or self.recorded_cuda() != cuda:
+            if self.venv.exists():
+                progress.note("making it anew: it was incomplete, or for another Python, folder or CUDA")
+            progress.run([base_python(), "-m", "venv", "--clear", str(self.venv)], "making .venv")
         self._write(cuda, None)
 
     def finish(self, cuda: str, open_mpi: str) -> None:
@@ -142,12 +140,7 @@ class Environment:
         return content if isinstance(content, dict) else {}
 
     def _write(self, cuda: str, made_from: str | None) -> None:
-        temporary = self.record.with_suffix(".tmp")
-        with open(temporary, "w") as file:
-            json.dump({"cuda": cuda, "python": _version(), "made_from": made_from}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.record)
+        _replace(self.record, json.dumps({"cuda": cuda, "python": _version(), "made_from": made_from}))
 
 
 def leave_ranks_unbound(venv: Path) -> Path:
@@ -155,18 +148,23 @@ def leave_ranks_unbound(venv: Path) -> Path:
     file that does it."""
     version = ".".join(map(str, sys.version_info[:2]))
     target = venv / "lib" / f"python{version}" / "site-packages" / UNBOUND
-    temporary = target.with_suffix(".tmp")
-    with open(temporary, "w", encoding="ascii") as file:
-        file.write(LINE)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
+    _replace(target, LINE)
     return target
 
 
 def base_python() -> str:
     """The interpreter below any virtual environment, ``.venv`` included, which making it anew would empty."""
     return os.path.realpath(sys.executable)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def _version() -> str:

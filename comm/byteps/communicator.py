@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from comm.base import (
@@ -57,12 +57,8 @@ class BytePSCommunicator(Unwatched):
 
     name = "byteps"
 
-    def __init__(
-        self,
-        bucket_bytes: int = BUCKET_BYTES,
-        compressor: Mapping[str, str] | None = None,
-        environ: MutableMapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES, compressor: Mapping[str, str] | None = None) -> None:
+        environ = os.environ
         complete_environment(environ)
         place = read_place(environ)
         # A compressor's pieces must not be cut.

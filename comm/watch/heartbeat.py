@@ -321,18 +321,14 @@ class Peer(Channel):
             self.sign = Sign(message.text, message.waiting)
 
 
-class StoppableThread:
+class StoppableThread(threading.Thread):
     """A daemon thread that another thread can stop, or wake for good: `wakeup` is then readable, and remains
     so."""
 
     def __init__(self, run: Callable[[], None]):
+        super().__init__(target=run, name="heartbeat", daemon=True)
         self.stopping = False
         self.wakeup, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
 
     def wake(self) -> None:
         """Makes `wakeup` readable."""
@@ -343,7 +339,7 @@ class StoppableThread:
         """Stops the thread and waits until it has ended."""
         self.stopping = True
         self.wake()
-        self._thread.join()
+        self.join()
         self.wakeup.close()
         self._waker.close()
 

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mappi
 from base import failures
 from base.launchers import launched_rank
 from comm.base import CommunicationError, Communicator, DelegatingCommunicator, LastAct, Pending, abort
-from comm.options import DEFAULT_TIMEOUT
 from comm.watch.addresses import candidates, choose, interfaces, machine, shares
 from comm.watch.heartbeat import (
     ENDED,
@@ -59,14 +58,13 @@ LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 SAVING = 600.0  # seconds that they leave to it to save
 BEHIND = 0.5  # seconds that they end behind it, so that a launcher sees its end first
-_ADDRESS_BYTES = 4096
+_ADDRESS_BYTES = 4096  # more than MOST addresses of comm/watch/addresses.py take
 _OPTION = "--comm_timeout"
 
 
 def watched(
     make_communicator: Callable[[], Communicator],
-    timeout: float = DEFAULT_TIMEOUT,
-    environ: Mapping[str, str] = os.environ,
+    timeout: float,
     asked: Callable[[], int | None] = lambda: None,
 ) -> Communicator:
     """Returns `make_communicator`'s communicator with every wait limited to `timeout` seconds. Every rank
@@ -77,11 +75,12 @@ def watched(
 
     Raises what `make_communicator` raises, and CommunicationError when a rank cannot connect to rank 0.
     """
-    rank = launched_rank(environ)
+    rank = launched_rank(os.environ)
 
     def give_up() -> None:
-        message = f"waited {timeout:g} s ({_OPTION}) for the other ranks to join"
-        _end_process(message, rank, describe_run(environ, ask_others=True), unless=limit.finished)
+        seen = describe_run(os.environ, ask_others=True)
+        if not limit.finished.is_set():  # they have joined meanwhile
+            _end_process(f"waited {timeout:g} s ({_OPTION}) for the other ranks to join", rank, seen)
 
     # Rank 0 speaks first; should it be the one that is missing, rank 1 does.
     limit = threading.Timer(timeout + min(rank, 2) * 2 * PATIENCE, give_up)
@@ -89,9 +88,9 @@ def watched(
     limit.start()
     try:
         communicator = make_communicator()
-        if communicator.size == 1 and not uses_byteps(environ):
+        if communicator.size == 1 and not uses_byteps(os.environ):
             return communicator
-        return WatchedCommunicator(communicator, timeout, environ, asked)
+        return WatchedCommunicator(communicator, timeout, asked)
     finally:
         limit.cancel()
         limit.join()
@@ -133,7 +132,6 @@ class WatchedCommunicator(_WatchedCollectives):
         self,
         communicator: Communicator,
         timeout: float,
-        environ: Mapping[str, str],
         asked: Callable[[], int | None] = lambda: None,
     ):
         super().__init__(communicator, self)
@@ -141,14 +139,13 @@ class WatchedCommunicator(_WatchedCollectives):
         # The exchange that its thread is in, and since when; exchanged as a whole: no lock is needed.
         self._now = ("", 0.0)
         self._verdict = threading.Event()
-        self._environ = environ
         self._open = True
         self._last_act: LastAct = lambda has_first: ""
         watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self.sign, self._end)
-        self._heartbeat = _connect(communicator, watch, environ)
-        self._scheduler: SchedulerWatch | None = None
-        if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
-            self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
+        self._heartbeat = _connect(communicator, watch)
+        self._scheduler: StoppableThread | None = None
+        if isinstance(self._heartbeat, Hub) and scheduler_address(os.environ):
+            self._scheduler = watch_scheduler(os.environ, timeout, timeout / 5, self._heartbeat.report)
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
         with self.inside("groups"):
@@ -183,7 +180,7 @@ class WatchedCommunicator(_WatchedCollectives):
             self._inner.close()
             self._heartbeat.close()
         if self._scheduler:
-            self._scheduler.close()
+            self._scheduler.stop()
 
     @contextmanager
     def inside(self, exchange: str) -> Iterator[None]:
@@ -194,9 +191,8 @@ class WatchedCommunicator(_WatchedCollectives):
         except CommunicationError:
             # The library only knows that somebody is missing; the heartbeat is about to know who.
             if self._verdict.wait(PATIENCE):
-                time.sleep(
-                    SAVING
-                )  # its thread is about to end this process; its verdict is the better message
+                # Its thread is about to end this process; its verdict is the better message.
+                time.sleep(SAVING)
                 abort(1)
             raise
         finally:
@@ -216,7 +212,7 @@ class WatchedCommunicator(_WatchedCollectives):
         """Ends this process, in the heartbeat's thread, with a line that says why unless another rank says
         it."""
         self._verdict.set()
-        byteps, begun = uses_byteps(self._environ), time.monotonic()
+        byteps, begun = uses_byteps(os.environ), time.monotonic()
         beat = getattr(self, "_heartbeat", None)  # this thread is one of its own, and may be first
         try:
             done = self._last_act(self.rank == 0 or kind == TOLD)
@@ -240,7 +236,7 @@ class WatchedCommunicator(_WatchedCollectives):
             text += f" ({_OPTION}) and none is missing: {guilty}, or a step takes longer than that"
         elif kind == SILENT:
             text += f" ({_OPTION})"
-        seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
+        seen = "" if kind == TOLD else describe_run(os.environ, ask_others=kind == STUCK)
         seen = "; ".join(filter(None, (seen, done)))
         missing = beat.absent if beat and kind in (ENDED, SILENT) else None
         # A library that is stuck, with all ranks there, may be so again.
@@ -265,40 +261,34 @@ class _WatchedMessage:
         return self._message.done()
 
 
-class SchedulerWatch:
-    """A thread that connects to BytePS's scheduler every `interval` seconds. When nobody has answered for
-    `timeout` seconds it calls `on_loss(text)`, once, and ends.
+def watch_scheduler(
+    environ: Mapping[str, str], timeout: float, interval: float, on_loss: Callable[[str], None]
+) -> StoppableThread:
+    """Starts a thread that connects to BytePS's scheduler every `interval` seconds. When nobody has answered
+    for `timeout` seconds it calls `on_loss(text)`, once, and ends. To stop it takes at most as long as one
+    attempt to connect.
 
     Ranks need the scheduler when they join and when they close; in between they would not miss it, and would
     work for days towards an end that cannot come.
     """
 
-    def __init__(
-        self, environ: Mapping[str, str], timeout: float, interval: float, on_loss: Callable[[str], None]
-    ):
-        self._environ, self._timeout, self._interval, self._on_loss = environ, timeout, interval, on_loss
-        self._thread = StoppableThread(self._run)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread; takes at most as long as one attempt to connect."""
-        self._thread.stop()
-
-    def _run(self) -> None:
+    def run() -> None:
         answered = turn = time.monotonic()
-        while not self._thread.stopping:
-            state = scheduler_state(self._environ, min(2.0, self._timeout / 4))
+        while not thread.stopping:
+            state = scheduler_state(environ, min(2.0, timeout / 4))
             now = time.monotonic()
-            if state == "answers" or now - turn > self._timeout / 2:  # or this process was stopped or starved
+            if state == "answers" or now - turn > timeout / 2:  # or this process was stopped or starved
                 answered = now
-            elif now - answered > self._timeout:
-                where = scheduler_address(self._environ)
-                self._on_loss(
-                    f"the BytePS scheduler at {where} {state}, for {self._timeout:g} s now ({_OPTION})"
-                )
+            elif now - answered > timeout:
+                where = scheduler_address(environ)
+                on_loss(f"the BytePS scheduler at {where} {state}, for {timeout:g} s now ({_OPTION})")
                 return
             turn = now
-            readable([self._thread.wakeup], self._interval)
+            readable([thread.wakeup], interval)
+
+    thread = StoppableThread(run)
+    thread.start()
+    return thread
 
 
 def patience(rank: int, kind: str) -> float:
@@ -312,10 +302,10 @@ def patience(rank: int, kind: str) -> float:
     return min(rank - 1, 1) * PATIENCE + (PATIENCE / 2 if kind == ENDED else 0.0)
 
 
-def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str]) -> Hub | Link:
+def _connect(communicator: Communicator, watch: Watch) -> Hub | Link:
     # Rank 0 listens at addresses of its own, on networks that it shares with all ranks if there are any.
     here, own = machine(), interfaces()
-    offered = [str(each.address) for each in candidates(own, environ)]
+    offered = [str(each.address) for each in candidates(own, os.environ)]
     there, offered = _from_rank_0(communicator, [here, offered])
     together = here == there
     flags = [together, *(together or shares(own, str(each)) for each in offered)]
@@ -337,7 +327,7 @@ def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str
         except ConnectionError as error:
             reason = str(error)
     if communicator.all_agree([not reason]) != [True]:
-        if not address.places and communicator.size > 1:
+        if not address.places:
             raise CommunicationError(f"rank 0 cannot listen for signs of life{reason and f' ({reason})'}")
         who = f"ranks {', '.join(map(str, hub.missing))} cannot" if hub else "cannot"
         raise CommunicationError(
@@ -353,26 +343,17 @@ def _from_rank_0(communicator: Communicator, value: Any) -> Any:
     """Rank 0's `value`, which JSON can hold, on every rank."""
     mx: Any = importlib.import_module("mxnet")
     text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
-    if len(text) > _ADDRESS_BYTES:
-        raise CommunicationError(f"rank 0's network addresses take more than {_ADDRESS_BYTES} bytes")
     array = mx.nd.array(list(text), ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([array])
     return json.loads(array.asnumpy().tobytes())
 
 
 def _end_process(
-    message: str,
-    rank: int,
-    seen: str = "",
-    kind: str = failures.PASSING,
-    missing: int | None = None,
-    unless: threading.Event | None = None,
+    message: str, rank: int, seen: str, kind: str = failures.PASSING, missing: int | None = None
 ) -> None:
     """One line on standard error, a note for the launcher of this `kind`, which may name the rank that is
-    `missing`, and the end of this process (not if `unless` is set meanwhile)."""
+    `missing`, and the end of this process."""
     line = f"error: {f'rank {rank}: ' if rank else ''}{message}{f'; {seen}' if seen else ''}"
-    if unless is not None and unless.is_set():
-        return
     _end_soon(1)
     print(line, file=sys.stderr, flush=True)
     failures.leave(1, kind, line, missing)

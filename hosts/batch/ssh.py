@@ -7,6 +7,7 @@ Host and user have the same one, so the client knows each server by it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -14,7 +15,7 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from base.errors import InputError, one_line
 
@@ -24,30 +25,31 @@ PRIVILEGE_SEPARATION = "/run/sshd"  # a folder without which sshd does not run a
 STEP = 0.5  # seconds between looks at what is waited for
 
 
-def private_keys(keys: str) -> Path:
-    """Copies a run's key into a new folder that only this user can read, and returns it: `id_rsa`,
-    `authorized_keys`, and `known_hosts`, in which every host has this key.
+@contextlib.contextmanager
+def private_keys(keys: str) -> Iterator[Path]:
+    """A copy of a run's key, for as long as the block lasts, in a new folder that only this user can read:
+    `id_rsa`, `authorized_keys`, and `known_hosts`, in which every host has this key.
 
     Raises:
         InputError: a file is missing or cannot be read.
     """
     folder = Path(tempfile.mkdtemp(prefix="ssh-"))
     try:
-        for name in (KEY, f"{KEY}.pub", "authorized_keys"):
-            content = Path(keys, name).read_bytes()
-            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-        kind, key = (folder / f"{KEY}.pub").read_text("ascii").split()[:2]
-    except OSError as error:
-        shutil.rmtree(folder)
-        raise InputError(
-            f"--keys {keys}: {error.filename}: {error.strerror}; the MPI operator puts the run's key there"
-        ) from None
-    except ValueError:
-        shutil.rmtree(folder)
-        raise InputError(f"--keys {keys}: {KEY}.pub is not a public key of OpenSSH's") from None
-    (folder / "known_hosts").write_text(f"* {kind} {key}\n", "ascii")
-    return folder
+        try:
+            for name in (KEY, f"{KEY}.pub", "authorized_keys"):
+                content = Path(keys, name).read_bytes()
+                with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(content)
+            kind, key = (folder / f"{KEY}.pub").read_text("ascii").split()[:2]
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}; the MPI operator puts the run's key there"
+            raise InputError(f"--keys {keys}: {why}") from None
+        except ValueError:
+            raise InputError(f"--keys {keys}: {KEY}.pub is not a public key of OpenSSH's") from None
+        (folder / "known_hosts").write_text(f"* {kind} {key}\n", "ascii")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def server_configuration(folder: Path, port: int, user: str) -> str:

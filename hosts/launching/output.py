@@ -13,7 +13,6 @@ from typing import IO, Callable
 LONGEST = 1 << 20  # bytes of a line that has no end; then it is written in pieces
 BACKLOG = 16 << 20
 _LAST = 500  # characters of a line that is remembered
-_ENDS = re.compile(rb"\r\n|\n|\r")
 # All but tabs, line ends and colours; \xc2\x80 to \xc2\x9f are the C1 controls in UTF-8.
 _CONTROLS = re.compile(rb"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
 
@@ -29,14 +28,9 @@ class Lines:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Takes the next bytes and returns the lines that they complete, with their ends."""
-        self._rest += data
-        lines, start = [], 0
-        for end in _ENDS.finditer(self._rest):
-            if end.group() == b"\r" and end.end() == len(self._rest):
-                break  # a newline may follow
-            lines.append(self._rest[start : end.end()])
-            start = end.end()
-        self._rest = self._rest[start:]
+        lines = (self._rest + data).splitlines(keepends=True)
+        # The last one has no end yet, or one that a newline may follow.
+        self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
         if len(self._rest) > LONGEST:
             lines.append(self._rest + b"\n")
             self._rest = b""

@@ -18,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from base import notify
 from base.command_line import not_empty, whole
@@ -32,7 +32,7 @@ from hosts.launching.roster import Roster
 from hosts.launching.running import Failure, Outcome
 from hosts.launching.saved import Saved, logged_step, look
 from hosts.launching.signals import STOPPED, Signals, code_of
-from hosts.reach import OWN, Fault, Question, check, faults_of
+from hosts.reach import OWN, Question, check, faults_of
 
 RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
 RECORDS = "restarts.jsonl"
@@ -240,6 +240,8 @@ class Restarts:
         self._policy, self._roster, self._ckpt_dir, self._question = policy, roster, ckpt_dir, question
         self._min_hosts = policy.min_hosts or roster.wanted
         self._wait, self._say = partial(wait, signals), say
+        # Those of some hosts, and this machine, that cannot be used.
+        self._faults = partial(faults_of, question=question, wait=self._wait, say=say)
         self._budget = Budget(policy, look(ckpt_dir))
         self._number = 0
         self._restart: dict[str, Any] | None = None  # facts of the one that is being prepared
@@ -265,10 +267,8 @@ class Restarts:
                 return 1
             begun = time.time()
             recall = Recall(self._roster, self._question, self._ckpt_dir, self._policy.rejoin)
-            try:
+            with contextlib.closing(recall):
                 outcome = self._start_noting(start, resume, recall)
-            finally:
-                recall.close()
             judged = self._judge(outcome, begun, recall)
             if judged is None:
                 return outcome.code
@@ -409,10 +409,6 @@ class Restarts:
                 wait = min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(waits, 30))
                 self._wait(min(wait, max(0.1, end - time.monotonic())))
                 waits += 1
-
-    def _faults(self, hosts: Iterable[str]) -> Mapping[str, Fault]:
-        """Those of some hosts, and this machine, that cannot be used."""
-        return faults_of(hosts, self._question, self._wait, self._say)
 
 
 def wait(signals: Signals, seconds: float) -> None:

@@ -11,7 +11,6 @@ import glob
 import json
 import os
 import re
-import stat
 from dataclasses import dataclass, field
 from typing import Mapping
 
@@ -68,14 +67,9 @@ def look(ckpt_dir: str) -> Saved:
 
 def logged_step(ckpt_dir: str) -> int:
     """The last step in the metrics that were written last, 0 without one."""
-    files = []
-    for path in _files(ckpt_dir, _METRICS):
-        with contextlib.suppress(OSError):
-            facts = os.stat(path)
-            if stat.S_ISREG(facts.st_mode):  # a pipe would keep its reader waiting
-                files.append((facts.st_mtime, path))
+    files = filter(os.path.isfile, _files(ckpt_dir, _METRICS))  # a pipe would keep its reader waiting
     lines: list[bytes] = []
-    with contextlib.suppress(OSError, ValueError), open(max(files)[1], "rb") as file:
+    with contextlib.suppress(OSError, ValueError), open(max(files, key=os.path.getmtime), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
         lines = file.read(_END).splitlines()
     for line in reversed(lines):

@@ -236,7 +236,3 @@ class TestHostileFiles:
         with pytest.raises(OSError):
             Claim(str(path), nobody).attempt()
         assert other.read_text() == "precious"
-
-    def test_without_its_folder(self, tmp_path):
-        with pytest.raises(OSError):
-            Claim(str(tmp_path / "nothing" / "run.lock"), nobody).attempt()

@@ -8,28 +8,7 @@ import sys
 import pytest
 
 from base.command_line import OptionParser, at_least, finite, positive_int, seconds, split_at_dashes, within
-from base.errors import InputError
 from tests.processes import ROOT, run_command
-
-SHAPES = (
-    {"type": positive_int},
-    {},
-    {"nargs": "?", "const": 7},
-    {"nargs": "+"},
-    {"action": "append"},
-    {"choices": ("a", "b")},
-)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=["number", "text", "?", "+", "append", "choices"])
-def test_dashes_are_no_value_of_any_option(shape):
-    parser = OptionParser(allow_abbrev=False)
-    parser.add_argument("--size", **shape)
-    for parse in (parser.parse_args, parser.parse_known_args):
-        with pytest.raises(InputError, match="argument --size: '--' is no value"):
-            parse(["--size=--"])
-    with pytest.raises(InputError, match="--other"):
-        parser.parse_known_args(["--other=--"])  # whoever reads it next
 
 
 def test_dashes_alone_end_the_options():

@@ -86,15 +86,3 @@ def test_it_inherits_no_open_file(own):
     assert os.read(reader, 1) == b"", "the end of the pipe, while the command still runs"
     os.close(reader)
     assert "pipe" not in own.read_text()
-
-
-def test_rank_0_alone_appoints_one(monkeypatch):
-    monkeypatch.delenv(notify.COMMAND, raising=False)
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    notify.appoint("true")
-    assert notify.COMMAND not in os.environ
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    notify.appoint(None)
-    assert notify.COMMAND not in os.environ
-    notify.appoint("true")
-    assert os.environ.pop(notify.COMMAND) == "true"

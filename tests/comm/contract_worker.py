@@ -468,6 +468,14 @@ CHECKS = {
 }
 
 
+def result_of(check, *arguments):
+    """Result of a check, and its error: None where it has passed."""
+    try:
+        return {"error": None, **(check(*arguments) or {})}
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
 def main():
     backend, directory, *names = sys.argv[1:]
     comm = make_communicator(backend)
@@ -475,11 +483,7 @@ def main():
     with device, open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
         ranks = [comm.rank, comm.size, comm.local_rank, comm.local_size]
         for name in names or list(CHECKS):
-            record = {"check": name, "error": None, "ranks": ranks}
-            try:
-                record.update(CHECKS[name](comm) or {})
-            except Exception:
-                record["error"] = traceback.format_exc()
+            record = {"check": name, "ranks": ranks, **result_of(CHECKS[name], comm)}
             file.write(json.dumps(record) + "\n")
             file.flush()
         if names:

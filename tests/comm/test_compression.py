@@ -19,7 +19,7 @@ from comm.local import LocalCommunicator
 from comm.options import CommunicationConfig, communication_config
 from tests.comm.byteps.test_environment import WORKER as OF_A_WORKER
 from tests.comm.test_contract import SOME
-from tests.processes import LIMIT, once, run_ranks
+from tests.processes import LIMIT, once, run_ranks, words_of
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 # A network of its own, where nobody else's bytes are counted.
@@ -198,15 +198,13 @@ def test_fewer_bytes_travel(ranks_of, own_network, name):
     assert ranks_of(name, "traffic")[0]["bytes"] < TRAFFIC[name] * full["bytes"]
 
 
-def config(compression="none", k=None, feedback=False, bucket_mb=None, reproducible=False):
+def config(compression="none", k=None, feedback=False, **more):
     """As the command line gives it."""
     parser = argparse.ArgumentParser()
     table = options_in(CommunicationConfig)
     add_options(parser.add_argument, table, " ".join(table))
-    words = ["--compression", compression, *(["--compression_k", str(k)] if k is not None else [])]
-    words += [] if bucket_mb is None else ["--bucket_mb", str(bucket_mb)]
-    words += ["--reproducible"] if reproducible else []
-    return communication_config(parser.parse_args([*words, *(["--error_feedback"] if feedback else [])]))
+    options = {"compression": compression, "compression_k": k, "error_feedback": feedback, **more}
+    return communication_config(parser.parse_args(words_of(options)))
 
 
 def two_workers(**more):

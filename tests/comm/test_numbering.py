@@ -9,7 +9,7 @@ import pytest
 from base.errors import InputError
 from bert.configuration import named_config
 from comm.byteps.environment import read_place, read_servers
-from comm.numbering import Servers, even_numbers, hash_of, partition_bytes_of, server_of, share_apart
+from comm.numbering import Servers, even_numbers, partition_bytes_of, server_of, share_apart
 from comparison.projection.workload import bert_parts
 from tests.comm.byteps.test_environment import WORKER
 
@@ -53,15 +53,6 @@ def test_partitions_are_small_enough_for_the_servers(model, count, most):
     even_numbers(sizes, Servers(count, count, 0, size), 1, loads)
     assert max(loads) <= most * sum(sizes) / count
     assert partition_bytes_of(1) == 4 << 20, "as a compressor's pieces need it"
-
-
-def test_the_hash_is_djb2():
-    """33 times what there is plus the next digit, from 5381, in 64 bits: by hand, and one that wraps."""
-    assert [hash_of(each) for each in (0, 7, 42)] == [177621, 177628, (5381 * 33 + 52) * 33 + 50]
-    value = 5381
-    for digit in "12345678901234567890":
-        value = (value << 5) + value + ord(digit)
-    assert hash_of(12345678901234567890) == value % 2**64
 
 
 def test_servers_apart_take_the_share_that_mixing_gives_them():

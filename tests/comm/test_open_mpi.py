@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
-from comm.horovod import RULES, choose_allreduce, leave_tcp_out
+from comm.horovod import choose_allreduce, leave_tcp_out
 from hosts.mpirun import AS_ROOT
 from tests.processes import run_command, run_ranks
 
@@ -54,14 +53,10 @@ def test_the_command_line_of_the_seeds(tmp_path):
     assert sorted(result.stdout.split("\n")) == ["", "0 2 VERSION", "1 2 VERSION"]
 
 
-def test_the_rules_are_given_to_a_run_without_a_choice_of_the_user():
+def test_a_choice_of_the_user_takes_the_place_of_the_rules():
     own = {"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
     choose_allreduce(own)
     assert list(own) == ["OMPI_MCA_coll_tuned_allreduce_algorithm"]
-    environ = {"OMPI_MCA_btl": "self,vader"}
-    choose_allreduce(environ)
-    assert os.path.samefile(environ["OMPI_MCA_coll_tuned_dynamic_rules_filename"], RULES)
-    assert environ["OMPI_MCA_coll_tuned_use_dynamic_rules"] == "1"
 
 
 @pytest.mark.parametrize(

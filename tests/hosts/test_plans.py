@@ -13,7 +13,7 @@ import hparams
 import lamb_paper
 from base.errors import InputError
 from hosts import kubernetes, sagemaker, slurm
-from hosts.plans import COMPUTED, DATA, pretraining_job
+from hosts.plans import DATA, pretraining_job
 
 BOTH = lamb_paper.plan(256, 8192, 2)
 SCRIPT = "run_pretraining_hvd.py"
@@ -30,7 +30,6 @@ def test_a_batch_that_is_an_average_is_printed_short():
 
 def test_computed_options_are_not_the_users():
     names = [word for word in BOTH.options().split() if word.startswith("--")]
-    assert sorted(names) == sorted(COMPUTED)
     for own in [*([name, "1"] for name in names), [f"{names[0]}=1"]]:
         with pytest.raises(InputError, match=f"^{own[0].partition('=')[0]} after --: [^\n]*$"):
             pretraining_job(BOTH, SCRIPT, own, any_dtype=False)

@@ -16,7 +16,8 @@ import pytest
 
 from base.json_files import read_json_lines
 from hosts.batch.ssh import SSHD, answers, client_command, private_keys, server_configuration
-from hosts.pod import ranks_below
+from hosts.pod import main, ranks_below
+from tests.hosts.launcher import rejected
 from tests.hosts.manifests import command, objects, pod_specs
 from tests.namespaces import or_skip, two_hosts
 from tests.processes import ROOT, run_command, start_command, until, wait_for_file
@@ -154,44 +155,34 @@ def test_a_server_with_another_key_is_not_trusted(pods, tmp_path):
     strange.mkdir()
     make_keys(strange)
     with pods.worker(0), pods.worker(1, strange):
-        until(lambda: pods.hosts and _reached(pods, 1))
-        keys = private_keys(str(pods.keys))
-        try:
+        connect = f"import socket; socket.create_connection(({WORKERS[1]!r}, 2222), 1)"
+        probe = [*pods.hosts.prefix, sys.executable, "-c", connect]
+        until(lambda: run_command(probe).returncode == 0)
+        with private_keys(str(pods.keys)) as keys:
             for index, code in ((0, 0), (1, 255)):
                 words = [*pods.hosts.prefix, *client_command(keys, 2222), WORKERS[index], "true"]
                 result = run_command(words)
                 assert result.returncode == code, result.describe()
-            assert "Host key verification failed" in result.stderr
-        finally:
-            shutil.rmtree(keys)
-
-
-def _reached(pods, index: int) -> bool:
-    probe = f"import socket; socket.create_connection(({WORKERS[index]!r}, 2222), 1)"
-    return run_command([*pods.hosts.prefix, sys.executable, "-c", probe]).returncode == 0
+        assert "Host key verification failed" in result.stderr
 
 
 def test_keys_are_copied_for_this_user_alone(tmp_path):
     make_keys(tmp_path)
     for each in tmp_path.iterdir():
         each.chmod(0o644)  # as the kubelet mounts them where root does not run
-    folder = private_keys(str(tmp_path))
-    try:
+    with private_keys(str(tmp_path)) as folder:
         names = ("id_rsa", "id_rsa.pub", "authorized_keys")
         assert {(folder / name).stat().st_mode & 0o777 for name in names} == {0o600}
         assert (folder / "known_hosts").read_text().startswith("* ecdsa-sha2-nistp521 ")
         written = server_configuration(folder, 2222, "bert")
         assert "PasswordAuthentication no\n" in written and "AllowUsers bert\n" in written
-    finally:
-        shutil.rmtree(folder)
+    assert not folder.exists()
 
 
-def test_missing_keys_are_bad_input(tmp_path):
+def test_missing_keys_are_bad_input(tmp_path, capsys):
     make_keys(tmp_path)
     (tmp_path / "authorized_keys").unlink()
-    result = run_command([sys.executable, "-m", "hosts.pod", "hvd", "worker", "--keys", tmp_path])
-    assert result.returncode == 2 and "authorized_keys: No such file" in result.stderr, result.describe()
-    assert result.stderr.count("\n") == 1
+    assert "authorized_keys: No such file" in rejected(main, capsys, "hvd", "worker", "--keys", tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() or not os.access(SSHD, os.X_OK), reason="no ssh hosts: needs root and sshd")
@@ -202,10 +193,10 @@ def test_a_user_without_a_name_is_bad_input():
     assert "InputError: user 54321 has no name in this image" in result.stderr
 
 
-def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path):
-    words = [sys.executable, "-m", "hosts.pod", "hvd", "launcher", "--keys", tmp_path, "--"]
-    result = run_command([*words, sys.executable], env={"OMPI_MCA_orte_default_hostfile": None})
-    assert result.returncode == 2 and "OMPI_MCA_orte_default_hostfile is not set" in result.stderr
+def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("OMPI_MCA_orte_default_hostfile", raising=False)
+    line = rejected(main, capsys, "hvd", "launcher", "--keys", tmp_path, "--", sys.executable)
+    assert "OMPI_MCA_orte_default_hostfile is not set" in line
 
 
 def test_a_host_without_an_address_does_not_answer():

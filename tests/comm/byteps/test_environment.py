@@ -32,12 +32,6 @@ def test_one_worker_needs_no_servers():
         read_place({**environ, "BYTEPS_FORCE_DISTRIBUTED": "1"})
 
 
-def test_without_variables_a_process_is_alone():
-    environ = {"PATH": "/bin"}
-    complete_environment(environ)
-    assert read_place(environ) == Place(0, 1, 0, 1, False)
-
-
 def test_what_is_given_is_kept_but_for_a_port_that_was_meant_for_others():
     environ = {**WORKER, "PORT": "8080"}
     complete_environment(environ)

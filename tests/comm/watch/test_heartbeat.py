@@ -30,7 +30,7 @@ from comm.watch.heartbeat import (
     Watch,
     connect,
 )
-from comm.watch.watchdog import SchedulerWatch
+from comm.watch.watchdog import watch_scheduler
 from comm.watch.wire import BEAT, HELLO, Channel, Message
 from tests.faults import strangers
 from tests.processes import LIMIT, start_command, until
@@ -327,14 +327,14 @@ def test_the_scheduler_is_watched(verdicts):
                     connection.send(b"\xff")
 
         threading.Thread(target=answer, daemon=True).start()
-        watch = SchedulerWatch(environ, TIMEOUT, INTERVAL, functools.partial(verdicts.of("watch"), LOST))
+        watch = watch_scheduler(environ, TIMEOUT, INTERVAL, functools.partial(verdicts.of("watch"), LOST))
         verdicts.none_within(1.5 * TIMEOUT)
         answering.clear()
         who, kind, text = verdicts.next()
         assert text == f"the BytePS scheduler at {environ['DMLC_PS_ROOT_URI']}:" + (
             f"{environ['DMLC_PS_ROOT_PORT']} does not answer, for 3 s now (--comm_timeout)"
         )
-        watch.close()
+        watch.stop()
         assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 

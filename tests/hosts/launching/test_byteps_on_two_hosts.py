@@ -4,7 +4,6 @@ remote shell is an agent of the tests that enters the namespace, instead of ssh.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -49,37 +48,14 @@ def test_what_is_sent_along_to_another_host(two_hosts, tmp_path):
     assert facts["cwd"] == str(ROOT) and facts["argv"][4] == "it's *"
 
 
-def start(two_hosts, tmp_path, action, *options):
-    command = [*launcher(two_hosts, *options), HOSTS / "part.py", tmp_path, action]
-    run = start_command(command)
-    for rank in (0, 1):
-        wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)
-    return run, int((tmp_path / "rank.1.pid").read_text())
-
-
-def test_who_dies_on_another_host_is_named(two_hosts, tmp_path):
-    run, rank = start(two_hosts, tmp_path, "sleep")
-    with run:
-        os.kill(rank, signal.SIGKILL)
-        result = run.wait()
-    assert result.returncode == 137, result.describe()
-    said = "launch: rank 1 on 10.77.0.2 was killed by SIGKILL; ended the run"
-    assert result.stderr.splitlines()[-1] == said
-
-
 def test_signals_reach_another_host(two_hosts, tmp_path):
     # These ranks have never joined the servers, which therefore do not end by themselves.
-    run, _ = start(two_hosts, tmp_path, "obey", "--server_timeout", "0.5")
-    with run:
+    command = [*launcher(two_hosts, "--server_timeout", "0.5"), HOSTS / "part.py", tmp_path, "obey"]
+    with start_command(command) as run:
+        for rank in (0, 1):
+            wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)
         run.signal(signal.SIGUSR1)
         result = run.wait()
     assert result.returncode == 143, result.describe()
     for rank in (0, 1):
         assert (tmp_path / f"rank.{rank}.saved").read_text() == "SIGUSR1"
-
-
-def test_a_launcher_that_is_killed_leaves_nothing_on_another_host(two_hosts, tmp_path):
-    run, _ = start(two_hosts, tmp_path, "stubborn")
-    with run:
-        run.signal(signal.SIGKILL)
-        run.wait()  # raises LeftoverProcesses after 12 seconds

@@ -14,7 +14,7 @@ from hosts.addresses import addresses, free_port, is_here
 from hosts.launching import over_mpirun
 from hosts.launching.over_byteps import interface_address, listening_address, warning
 from hosts.launching.over_mpirun import Mpirun
-from hosts.launching.parts import Access, Rendezvous, Wiring, choose_num_servers, plan_parts, python_of
+from hosts.launching.parts import Access, Rendezvous, Wiring, plan_parts, python_of
 
 P3DN = [(f"10.0.0.{n}", 8) for n in range(1, 5)]
 
@@ -42,13 +42,6 @@ def test_options_of_the_users_for_mpirun_take_the_place_of_ours():
     (part,), _ = over_mpirun.plan([("localhost", 2)], ["x"], wiring, Mpirun(("mpirun", *own), False))
     assert part.command[0] == "mpirun" and part.command[-len(own) - 1 :] == (*own, "x")
     assert part.command.count("pml") == 1 and "^openib,ofi,uct" in part.command
-
-
-def test_number_of_servers():
-    assert choose_num_servers(None, P3DN, True) == 4
-    assert choose_num_servers(None, [("a", 1), ("a", 1), ("b", 1)], True) == 2
-    assert choose_num_servers(7, P3DN, True) == 7
-    assert choose_num_servers(None, [("a", 8)], False) == 0
 
 
 @pytest.mark.parametrize(

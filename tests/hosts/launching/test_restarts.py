@@ -106,10 +106,12 @@ def test_the_note_of_a_rank_says_what_failed():
     assert noted(server, notes, lines) == server
 
 
-def test_notes_are_whole_and_in_their_order(tmp_path):
+def test_notes_are_whole_and_in_their_order(tmp_path, monkeypatch):
+    failures.leave(1, failures.FAILED, "nobody asks")
+    monkeypatch.setenv(failures.FOLDER, str(tmp_path / "notes"))
     for rank, kind in ((3, failures.PASSING), (1, failures.FAILED)):
-        environ = {failures.FOLDER: str(tmp_path / "notes"), "OMPI_COMM_WORLD_RANK": str(rank)}
-        failures.leave(1, kind, f"error: of {rank}\n", environ=environ)
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
+        failures.leave(1, kind, f"error: of {rank}\n")
         os.utime(tmp_path / "notes" / f"rank.{rank}.json", (10 - rank, 10 - rank))
     whole = {"rank": 4, "host": "a", "code": 1, "kind": "failed", "message": "error"}
     wrong = [
@@ -124,7 +126,6 @@ def test_notes_are_whole_and_in_their_order(tmp_path):
         (3, failures.PASSING, "error: of 3 "),
         (1, failures.FAILED, "error: of 1 "),
     ]
-    failures.leave(1, failures.FAILED, "nobody asks", environ={})
     assert failures.read(str(tmp_path / "none")) == {}
 
 
@@ -578,6 +579,7 @@ def test_a_spare_host_takes_its_place(tmp_path, elastic):
     launch(tmp_path, [[5, 1, f"down {down}"]], *options, hosts=hosts, python=python).check()
     assert [line["ranks"] for line in metrics(tmp_path)] == [2] * 9 and steps(tmp_path) == list(range(1, 10))
     (record,) = records(tmp_path)
+    assert record["how"] == "rank 1 on 198.51.100.2 was killed by SIGKILL"
     assert record["hosts"] == ["198.51.100.1", "198.51.100.3"] and record["left_out"] == ["198.51.100.2"]
 
 
