@@ -18,7 +18,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from typing import Any, Callable, Mapping, TypeVar
 
 from base.command_line import pair_of, path_name, path_names, seconds
-from base.errors import InputError
 
 # What a value belongs to: RUN, results depend on it; LAUNCH, another one may be given when a run is resumed;
 # RANK, each rank may have its own.
@@ -140,15 +139,3 @@ def taken(kind: type[T], options: argparse.Namespace, **derived: Any) -> T:
         if value is not None or (each.default is MISSING and each.default_factory is MISSING):
             derived[each.name] = value
     return kind(**derived)
-
-
-def check_values(config: Any) -> None:
-    """Raises InputError for a field whose value its option would not read."""
-    for each in fields(config):
-        made, value = each.metadata.get("option"), getattr(config, each.name)
-        if made is None or value is None or made.words.get("type") is None:
-            continue
-        try:
-            made.words["type"](str(value))
-        except argparse.ArgumentTypeError as error:
-            raise InputError(f"--{made.name or each.name} {value}: {error}") from None

@@ -8,7 +8,7 @@ import pytest
 
 from base.command_line import OptionParser, Pair, path_name, positive_int, probability
 from base.errors import InputError
-from base.options import LAUNCH, RANK, add_options, check_values, flag, option, options_in, taken
+from base.options import LAUNCH, RANK, add_options, flag, option, options_in, taken
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,3 @@ def test_the_help_says_the_default_once(capsys):
             parse("--help", changes=given)
         shown = capsys.readouterr().out + "\n"
         assert all(each in shown for each in expected), shown
-
-
-def test_values_that_an_option_would_not_read():
-    check_values(Inner())
-    with pytest.raises(InputError, match="--share nan: 'nan' is not a number from 0 to 1"):
-        check_values(Inner(float("nan")))
