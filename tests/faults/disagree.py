@@ -6,12 +6,13 @@ All must end with code 2 and one line that names the difference, both values and
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from tests.faults.figure import Damage, Parts, Program, Setting, Tally, named, shuffled
-from tests.faults.jobs import SCRIPTS, Job, corpus, patched
-from tests.processes import ROOT, RunResult, run_ranks
+from tests.faults.jobs import SCRIPTS, corpus, patched
+from tests.processes import ROOT, RunResult, run_ranks, words_of
 
 LINES = 600  # of text
 # Executed by the rank that differs, before anything of this project is imported.
@@ -47,21 +48,28 @@ class Kind(NamedTuple):
     change: str = "pass"
 
 
-def files_of(setting: Setting) -> Files:
-    """The files of the figure, made once of the embedded text and its vocabulary."""
-    source, folder = corpus(setting), setting.shared / "disagree"
+class Outcome(NamedTuple):
+    """The end of a run that should have been rejected. `fault` is empty where it was."""
+
+    kind: str
+    fault: str
+    seconds: float
+    message: str
+
+
+def make_files(folder: Path, text: Path, vocabulary: Path) -> Files:
+    """Files made from a text and a WordPiece vocabulary, once."""
+    lines = text.read_text(encoding="utf-8").splitlines(keepends=True)[:LINES]
     found = Files(folder, *(folder / name for name in ("a.txt", "b.txt", "c.txt", "v.txt", "w.txt", "code")))
     if found.code.exists():
         return found
-    folder.mkdir(exist_ok=True)
-    text = (source / "corpus" / "eval.txt").read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)[:LINES]
+    folder.mkdir(parents=True, exist_ok=True)
     content = "".join(lines)
     found.text.write_text(content)
     found.other_text.write_text("".join(lines[::-1]))
     middle = content.index("e", len(content) // 3)
     found.other_byte.write_text(content[:middle] + "a" + content[middle + 1 :])
-    tokens = (source / "vocab.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    tokens = vocabulary.read_text(encoding="utf-8").splitlines(keepends=True)
     found.vocabulary.write_text("".join(tokens))
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
     found.shuffled.write_text("".join(tokens))
@@ -78,6 +86,18 @@ def files_of(setting: Setting) -> Files:
     return found
 
 
+def arguments(files: Files, ckpt_dir: Path, **changes: Any) -> list[str]:
+    """The command line that the ranks have in common."""
+    options: dict[str, Any] = {
+        "raw": True,
+        "data": files.text, "vocab": files.vocabulary, "model": "bert_1_32_2", "max_seq_length": 32,
+        "batch_size": 4, "num_buckets": 2, "num_data_workers": 1, "num_steps": 3, "lr": 0.001,
+        "warmup_ratio": 0.1, "log_interval": 1, "ckpt_interval": 3, "peak_tflops": 1, "comm_timeout": 120,
+        "ckpt_dir": ckpt_dir, "cache_dir": files.folder / "tokens", **changes,
+    }  # fmt: skip
+    return words_of(options)
+
+
 def kinds(files: Files) -> Mapping[str, Kind]:
     """All kinds of disagreement, by name."""
     options: dict[str, Any] = {
@@ -85,7 +105,7 @@ def kinds(files: Files) -> Mapping[str, Kind]:
         "clip_norm": 5, "max_seq_length": 16, "operators": "mxnet", "dtype": "float32",
         "masked_lm_prob": 0.3, "num_steps": 4, "warmup_ratio": 0.5, "log_interval": 2, "ckpt_interval": 2,
         "num_buckets": 3, "short_seq_prob": 0.4, "end_lr": 0.0001, "compression": "fp16",
-        "max_predictions_per_seq": 3, "peak_tflops": 2, "dummy_data_len": 16,
+        "max_predictions_per_seq": 3, "peak_tflops": 2, "start_step": 3, "dummy_data_len": 16,
     }  # fmt: skip
     found = {name: Kind([f"--{name}", str(value)], f"--{name}") for name, value in options.items()}
     flags = "bias_correction use_avg_len whole_word_mask split_sentences static_masks shard_states"
@@ -99,7 +119,17 @@ def kinds(files: Files) -> Mapping[str, Kind]:
     found["held-out text"] = Kind(["--data_eval", str(files.text)], "--data_eval")
     found["code"] = Kind([], "training/step.py", _OTHER_CODE.format(code=str(files.code)))
     found["version"] = Kind([], "the version of python", _OTHER_VERSION)
+    del found["start_step"]  # ends before the ranks have met: there is no such checkpoint
     return found
+
+
+def disagree(
+    launcher: str, files: Files, kind: Kind, ckpt_dir: Path, differs: int = 1, patch: str = ""
+) -> RunResult:
+    """Starts two ranks, of which the one numbered `differs` differs."""
+    before = _BEFORE.format(words=list(kind.words), change=kind.change, differs=differs)
+    code = patched(ROOT / SCRIPTS[launcher], patch, before)
+    return run_ranks(code, 2, launcher, args=arguments(files, ckpt_dir))
 
 
 def fault_of(launcher: str, result: RunResult, kind: Kind, ckpt_dir: Path) -> str:
@@ -126,6 +156,15 @@ def fault_of(launcher: str, result: RunResult, kind: Kind, ckpt_dir: Path) -> st
     return ""
 
 
+def attack(launcher: str, files: Files, name: str, differs: int = 1, patch: str = "") -> Outcome:
+    """One run with the disagreement `name`; `patch` damages it."""
+    kind = kinds(files)[name]
+    ckpt_dir = Path(tempfile.mkdtemp(prefix="ckpt-", dir=files.folder))
+    result = disagree(launcher, files, kind, ckpt_dir, differs, patch)
+    lines = [line for line in result.stderr.splitlines() if "do not agree" in line] or [""]
+    return Outcome(name, fault_of(launcher, result, kind, ckpt_dir), result.seconds, lines[0])
+
+
 # --- The figure.
 
 
@@ -139,6 +178,12 @@ for module in (training.agreement, training.run, training.train, training.inputs
 BY_NAME = "agree({name: each for name, each in given[0].items() if name.startswith('--')}, *given[1:])"
 
 
+def files_of(setting: Setting) -> Files:
+    """The files of the figure, made once."""
+    text, folder = corpus(setting), setting.shared / "disagree"
+    return make_files(folder, text / "corpus" / "eval.txt", text / "vocab.txt")
+
+
 def cases(setting: Setting) -> list[str]:
     """Every kind of disagreement, of either rank."""
     return shuffled(
@@ -147,20 +192,10 @@ def cases(setting: Setting) -> list[str]:
 
 
 def attempt(setting: Setting, parts: Parts) -> Tally:
-    """A run of two ranks, of which the one numbered `differs` differs."""
-    launcher, files, ckpt_dir = setting.launcher, files_of(setting), setting.folder("run")
-    kind = kinds(files)[parts["kind"]]
-    before = _BEFORE.format(words=list(kind.words), change=kind.change, differs=parts["differs"])
-    code = patched(ROOT / SCRIPTS[launcher], setting.patch, before)
-    words = Job(setting).words(
-        ckpt_dir, resume=None, stages=None, data=files.text, data_eval=None, vocab=files.vocabulary,
-        cache_dir=files.folder / "tokens", max_seq_length=32, batch_size=4, num_steps=3, lr=0.001,
-        warmup_ratio=0.1, ckpt_interval=3, comm_timeout=120,
-    )  # fmt: skip
-    result = run_ranks(code, 2, launcher, args=words)
-    fault = fault_of(launcher, result, kind, ckpt_dir)
-    said = [line for line in result.stderr.splitlines() if "do not agree" in line] or [""]
-    return Tally.of(fault and f"{fault}: {said[0]}")
+    """A run of two ranks, of which one differs."""
+    differs, files = int(parts["differs"]), files_of(setting)
+    outcome = attack(setting.launcher, files, parts["kind"], differs, setting.patch)
+    return Tally.of(outcome.fault and f"{outcome.fault}: {outcome.message}")
 
 
 # A difference that nobody compares may show at the first checkpoint.
